@@ -7,8 +7,9 @@ once as a whole, and its use may grow without communication. The pages of free r
 
 The server alone allocates from the arena, and keeps the metadata in private memory. So a process that writes where it
 should not can corrupt contents, but nothing that the server's own work depends on. And no process can die while it
-holds a lock of the arena, because there is none in it. The arena is one slab of a pool (`inferd._native.memory.pool`): adjacent free ranges are merged, so
-address space does not fragment. Pages of free memory beyond POOL_LIMIT bytes are released at once.
+holds a lock of the arena, because there is none in it. The arena is one slab of a pool (`inferd._native.memory.pool`):
+adjacent free ranges are merged, so address space does not fragment. Pages of free memory beyond POOL_LIMIT bytes are
+released at once.
 """
 
 from libc.errno cimport errno

@@ -177,7 +177,8 @@ cdef Block *common_take(int index, int32_t wanted, int32_t *count) noexcept nogi
 # Giving
 
 cdef int stalest(int index) noexcept nogil:
-    # Of the classes with free blocks, the one whose last request is the oldest; -1: none is older than that for `index`.
+    # Of the classes with free blocks, the one whose last request is the oldest; -1: none is older than that for
+    # `index`.
     cdef int64_t oldest = load64(&pool[index].asked)
     cdef int found = -1
     cdef int i

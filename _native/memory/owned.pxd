@@ -1,5 +1,5 @@
-# Memory of Python objects that requests and responses hold. To release it, a thread needs the GIL. The thread that gives
-# back the last reference may be an I/O thread, which must not wait for the GIL.
+# Memory of Python objects that requests and responses hold. To release it, a thread needs the GIL. The thread that
+# gives back the last reference may be an I/O thread, which must not wait for the GIL.
 
 cdef struct Owned:
     # The first member of a structure that block_wrap gets as `owner`, with owned_release as `release`.

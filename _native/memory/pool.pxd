@@ -18,8 +18,8 @@ cdef struct Backing:
     # something for `release` in `slab`.
     void *(*obtain)(void *context, size_t size, void **slab) noexcept nogil
     void (*release)(void *context, void *address, size_t size, void *slab) noexcept nogil
-    # Return the pages of a free piece to the system; the piece stays in the pool. NULL: the pool's memory always has its
-    # pages.
+    # Return the pages of a free piece to the system; the piece stays in the pool. NULL: the pool's memory always has
+    # its pages.
     void (*cool)(void *context, void *address, size_t size) noexcept nogil
     # All slabs are released, and the pool ends. NULL: nothing is to be done then.
     void (*end)(void *context) noexcept nogil

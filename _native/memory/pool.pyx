@@ -2,9 +2,9 @@
 
 A pool divides large slabs into blocks, up to a hard limit. Free pieces are in two-level size classes (eight for each
 power of two), with a bitmap of the classes that have free pieces. So taking and giving a block needs a handful of
-instructions, whatever the number of pieces. Adjacent free pieces are merged at once; so a large block is possible
-again when the small blocks in its place have been given back. (Known as TLSF: Masmano, Ripoll, Crespo and Real, "TLSF: a new dynamic memory allocator for real-time
-systems", ECRTS 2004.)
+instructions, whatever the number of pieces. Adjacent free pieces are merged at once; so a large block is possible again
+when the small blocks in its place have been given back. (Known as TLSF: Masmano, Ripoll, Crespo and Real, "TLSF: a new
+dynamic memory allocator for real-time systems", ECRTS 2004.)
 
 The metadata of a piece is in ordinary memory, because the CPU may be unable to read the piece.
 """

@@ -6,18 +6,19 @@ from inferd._native.request.lane cimport Lane
 from inferd._native.request.request cimport Request, Response
 from inferd._native.request.statistics cimport Bounds, Execution, Failure, time_index
 
-# Count a request that has failed, or was abandoned, at `now`. Its reason is `otherwise`, unless its queue refused it or
-# it was abandoned.
+# Count a request that has failed, or was abandoned, at `now`. The reason is the one that its status and refusal tell,
+# else `otherwise`.
 cdef void account_failed(const Request *request, int64_t now, Failure otherwise) noexcept nogil
-# Count a request that was executed alone since `taken_ns` and has ended now, and note its phases.
+# Count a request that has left its batch, was taken at `taken_ns` and has ended now; set its phases.
 cdef void account_detached(Request *request, int64_t taken_ns) noexcept nogil
 # In the front: count a response of a decoupled model that passes the bridge.
 cdef void account_response(Request *request, const Response *response) noexcept nogil
-# Why the request failed, for counters elsewhere.
+# The reason for which account_failed would count the request, for other counters.
 cdef Failure failure_of(const Request *request, Failure otherwise) noexcept nogil
 
-# Count a request for which others were executed, and which ended at `end` with the status OK. It has the phases of one
-# of the others, as far as its own time allows; the rest of its time counts as time in the queue.
+# Count a request that ended at `end` with the status OK, and for which other requests were executed. `request.phases`
+# are those of one of the others. They count as far as the request's own time allows; the rest of its time counts as
+# time in the queue.
 cdef void account_answered(const Request *request, int64_t end) noexcept nogil
 # Count a request that was executed several times and has ended, with the sums of its phases.
 cdef void account_repeated(const Request *request, int64_t end) noexcept nogil

@@ -13,7 +13,7 @@ from inferd._native.transport.io_thread cimport IoThreads
 cdef struct WatchedDescriptor:
     # a descriptor that the front reads for another part of the server
     int fd
-    bint once                # `read` always reads everything, so that only new bytes need to be reported
+    bint once                # `read` always reads everything, so it need be called only when new bytes come
     void *owner
     # In the front: the descriptor is readable, or its other end is closed. False: stop watching it.
     bint (*read)(WatchedDescriptor *descriptor) noexcept nogil
@@ -49,14 +49,14 @@ cdef struct Bridge:
 
 # From any thread: hand over a chain of responses. The front delivers them, and frees each request after its final one.
 cdef void bridge_return(Bridge *bridge, Response *first, Response *last) noexcept nogil
-# bridge_return in two steps: the front is woken once for all responses that are put before a signal.
+# The two steps of bridge_return. The front is woken once for all responses that are put before a signal.
 cdef void bridge_put(Bridge *bridge, Response *first, Response *last) noexcept nogil
 cdef void bridge_signal(Bridge *bridge) noexcept nogil
 # In the front, only within another delivery: deliver one response at once. A sink that takes a single response gets
 # one, whatever the model sends: a response that is not final is held until the end of the request is known.
 cdef void bridge_deliver(Bridge *bridge, Response *response) noexcept nogil
-# In the front, before the caller makes responses itself: if it is an I/O thread that delivers at the end of its round
-# anyway, they need no signal.
+# In the front, before the caller returns responses. If the caller is an I/O thread, which delivers at the end of its
+# round anyway, these responses need no signal.
 cdef void bridge_promise(Bridge *bridge) noexcept nogil
 # From any thread: have the front run the callback soon, once. The callback must not move until then.
 cdef void bridge_post(Bridge *bridge, PostedCallback *callback) noexcept nogil
@@ -66,9 +66,9 @@ cdef bint bridge_attach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept 
 cdef void bridge_look_again(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
 # From any thread but the front, without the GIL: stop reading the descriptor. `read` does not run after the return.
 cdef void bridge_detach(Bridge *bridge, WatchedDescriptor *descriptor) noexcept nogil
-# In the front: set the request's timer, if it has limits. At the deadline of a request that is not inner the sink gets
-# DEADLINE_EXCEEDED; at request.expires_ns the lane's scheduler decides, or the object that the request waits for.
-# False: no memory, which is impossible after timers_have_room.
+# In the front: set the timer of a request with a deadline or a limit in the queue. At the deadline of a request that is
+# not inner the sink gets DEADLINE_EXCEEDED. At request.expires_ns the lane's scheduler decides, or the object that the
+# request waits for. False: no memory, which is impossible after timers_have_room.
 cdef bint bridge_watch(Bridge *bridge, Request *request) noexcept nogil
 # In the front: the sink no longer wants a response. A queued request leaves the queue. If an instance executes the
 # request, the bridge tells that instance.

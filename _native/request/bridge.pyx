@@ -1,15 +1,15 @@
 """The bridge: responses and callbacks from every other thread to the front, which owns the sinks.
 
 Instance threads append chains of responses, and write to an eventfd if the front has not been signalled yet. The front
-calls each sink's `deliver`, and frees the request after its final response. A sink gets the end at most once: by
+calls each sink's `deliver`, and frees the request after its final response. A sink hears of the end at most once: by
 the final response, by DEADLINE_EXCEEDED from the timer, or not at all if it has left (`bridge_abandon`). If a
 model's responses must be in order (`inferd._native.request.order`), early ones wait here.
 
-The front can itself read a descriptor through which other processes send (a watched descriptor), so that no
-thread wakes only to wake the front.
+The front can itself read a descriptor through which another process sends (a watched descriptor). So no thread has to
+wake only to wake the front.
 
-Only the owner of a request may free it. The front owns it before it is queued, after it got it back from the lane,
-and after its final response came over the bridge. In between the lane owns it, then the instance.
+Only the owner of a request may free it. The front owns a request before it is queued, after the lane has returned it,
+and after its final response came over the bridge. In between the lane owns the request, then the instance.
 """
 
 cimport cython
@@ -115,7 +115,7 @@ cdef void time_is_over(Timer *timer, int64_t now) noexcept nogil:
 # The end of a request
 
 cdef void end_early(Request *request, int status, const char *details) noexcept nogil:
-    # end the request for its sink, although the model has not finished
+    # deliver an error to the sink as the end of the request, although its executor has not finished
     if request.record != NULL:
         (<Record *>request.record).status = status
     request.deliver(request.sink, NULL, status, details)
@@ -501,7 +501,7 @@ cdef class BridgeHandle:
         return (out, more)
 
     def watch(self, on: bool) -> None:
-        """Whether `on_news` is to be called after each delivery of an I/O thread."""
+        """Set whether `on_news` is called after each delivery of an I/O thread."""
         front_enter()
         self.bridge.watched = on
         front_leave()
@@ -509,8 +509,8 @@ cdef class BridgeHandle:
     def deliver_on(self, IoThreads io) -> None:
         """Let an I/O thread that does not run deliver; None: the event loop delivers again.
 
-        `on_hand_over` is told, so that the event loop waits for `TimersHandle.hear` instead of the bridge's and the
-        timers' descriptors, or the other way round.
+        This calls `on_hand_over`, which lets the event loop watch for `TimersHandle.hear` instead of the descriptors of
+        the bridge and the timers, or the other way round.
         """
         if io is not None:
             self.source.fd = self.bridge.poll_fd

@@ -16,8 +16,8 @@ cdef enum Pushed:
     LANE_REFUSED             # the request carries the reason
 
 cdef struct Scheduler:
-    # The functions of a kind of lane that requests need; instances use BatchScheduler of
-    # `inferd._native.scheduling.waking`. They get the struct that begins with the lane.
+    # The functions of a kind of lane, as requests need them; instances use BatchScheduler of
+    # `inferd._native.scheduling.waking`. `lane` is the beginning of the scheduler's own struct.
 
     # In the front: take a request, which then belongs to the lane. Does not block for long, and wakes no instance.
     # Anything but PUSHED: the request still belongs to the caller.
@@ -30,11 +30,11 @@ cdef struct Scheduler:
     # In the front: a request has waited until request.expires_ns, which `push` has set. True: it belongs to the caller,
     # which refuses it. False: it continues to wait, or an instance has it. NULL: as `remove`.
     bint (*expire)(Lane *lane, Request *request) noexcept nogil
-    # In the front: set expires_ns and yields of a request that waits for a shared one in this lane, by the queue policy
-    # that its terms choose.
+    # In the front: set expires_ns and yields of a request that waits for the response to a shared one in this lane. The
+    # terms of the former choose the queue policy.
     void (*limit)(Lane *lane, Request *request) noexcept nogil
-    # In the front: a request that was pushed has other terms from now on. False: they no longer matter, because an
-    # instance has it.
+    # In the front: a request that was pushed has these terms from now on. False: they no longer matter, because an
+    # instance has the request.
     bint (*reconsider)(Lane *lane, Request *request, const Terms *terms) noexcept nogil
     # Refuse further requests; instances finish accepted requests and then end.
     void (*close)(Lane *lane) noexcept nogil
@@ -70,11 +70,11 @@ cdef struct Lane:
     bint caches              # keep responses for identical requests
     void *kept               # Memo of a response that the cache keeps, the first of a list; NULL: none
     uint64_t kept_since      # the cache's era from which on its responses count: older ones are forgotten
-    bint fetches_late        # inputs on a device stay there until an instance has taken their request
-    bint may_lack            # responses may lack outputs that were asked for: an ensemble's
+    bint fetches_late        # inputs that lie on a device stay there until an instance has taken their request
+    bint may_lack            # it is an ensemble's: responses may lack outputs that were asked for
     ResponseOrder *order     # responses leave in the order of requests; NULL: when they are ready
     const Scheduler *scheduler
-    Arena *arena             # where large messages for the model are received; NULL: in ordinary memory
+    Arena *arena             # large messages for the model are received there; NULL: in ordinary memory
     int64_t received         # bytes of clients' request messages; in the front
     int64_t sent             # bytes of the responses to them; see add_own
     const SequenceHooks *sequences   # NULL if requests are independent
@@ -86,12 +86,12 @@ cdef inline uint32_t stricter(uint32_t a, uint32_t b) noexcept nogil:
     # the smaller of two limits, where 0 is none
     return min(a, b) if a and b else a + b
 
-# A structure of this size that begins with a Lane; its head is made from an inferd.backends.api.ModelSpec (read by
-# attribute), the rest is zero. Raises ValueError or MemoryError.
+# A new structure of this size that begins with a Lane. The Lane is made from an inferd.backends.api.ModelSpec (read by
+# attribute, not imported); the rest is zero. Raises ValueError or MemoryError.
 cdef Lane *lane_new(size_t size, const Scheduler *scheduler, object spec, int64_t version) except NULL
 # Free a lane, at the end of the scheduler's `free`.
 cdef void lane_free(Lane *lane) noexcept nogil
-# Free a request that was made for the lane, and counted on it, but never pushed.
+# Free a request that counts as in flight in its lane, but was never pushed.
 cdef void lane_discard(Request *request) noexcept nogil
 
 

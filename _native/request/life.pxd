@@ -37,7 +37,7 @@ cdef inline void request_move(Request *request, RequestState before, RequestStat
     store32(<int32_t *>&request.state, <int32_t>after)
 
 
-# In the front: whether it waits in its lane; an instance may take it at any time.
+# In the front: whether the request waits in its lane, from which an instance may take it at any time.
 cdef inline bint request_is_queued(const Request *request) noexcept nogil:
     return load32(<const int32_t *>&request.state) == <int32_t>REQUEST_QUEUED
 
@@ -62,12 +62,13 @@ cdef inline void request_admit(Request *request, uint32_t *in_house) noexcept no
     in_house[0] += 1
 
 
-# In the front: its maker keeps a request with its response beyond its end, and frees it.
+# In the front: the maker of a request keeps the request with its response after its end. The maker then frees it.
 cdef inline void request_keep(Request *request) noexcept nogil:
     request_move(request, REQUEST_TAKEN, REQUEST_KEPT)
 
 
-# In the front: the final response of a request has passed the bridge, or nobody wants one. False: its maker keeps it.
+# In the front: the request ends: its final response has passed the bridge, or nobody wants one. True: the caller frees
+# it. False: its maker keeps it.
 cdef inline bint request_end(Request *request, uint32_t *in_house) noexcept nogil:
     if request.admitted:
         request.admitted = False
@@ -78,6 +79,6 @@ cdef inline bint request_end(Request *request, uint32_t *in_house) noexcept nogi
     return True
 
 
-# In the front: a request whose final response has not come has other terms from now on. Only for one that its maker has
-# submitted. False: they no longer matter, because an instance has it.
+# In the front: a request that was submitted, and whose final response has not come, has these terms from now on. False:
+# they no longer matter, because an instance has the request.
 cdef bint request_reconsider(Request *request, const Terms *terms) noexcept nogil

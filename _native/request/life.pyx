@@ -2,7 +2,7 @@
 
     state      belongs to                             may become
     NEW        its maker                              QUEUED    its lane has taken it in
-                                                      WAITING   for a model that is loaded, or another one's response
+                                                      WAITING   for a model to be loaded, for parts, or for a response
                                                       TAKEN     answered at once, or by the steps of an ensemble
                                                       ENDED     refused
     WAITING    the awaited object (Request.wait)      NEW       the model is there
@@ -14,9 +14,9 @@
     KEPT       the cache, which frees it
     ENDED      nobody: it is freed
 
-The state of a queued request is protected by its lane's lock. So only the lane knows whether it is still queued, and
-code that wants it back asks the lane. In addition to its state, a request may be *admitted* (it counts against the
-limit of the server until it ends) and *abandoned* (nobody waits for its response any more; `Abandonment`).
+The lane's lock protects the state of a queued request. So only the lane knows whether a request is still queued, and
+code that wants the request back asks the lane. In any state a request may be *admitted* (it counts against the limit of
+the server until it ends) and *abandoned* (nobody waits for its response any more; `Abandonment`).
 Debug and sanitizer builds check each move.
 """
 

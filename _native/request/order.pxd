@@ -24,12 +24,12 @@ cdef ResponseOrder *order_new(void *lane) noexcept nogil
 cdef void order_free(ResponseOrder *order) noexcept nogil
 # Give the request an entry at the end. False: no memory.
 cdef bint order_enter(ResponseOrder *order, Request *request) noexcept nogil
-# Keep a response until the responses before it have left.
+# Keep a response of this request until the responses before it have left.
 cdef void order_hold(OrderEntry *entry, Response *response) noexcept nogil
-# Remove and return a response that may leave now; NULL: none.
+# Remove and return a response that may leave now; NULL: there is none.
 cdef Response *order_next(ResponseOrder *order) noexcept nogil
-# Whether there is such a response.
+# Whether a response may leave now.
 cdef inline bint order_is_due(const ResponseOrder *order) noexcept nogil:
     return order.first != NULL and order.first.first != NULL
-# Remove the request from the order. Returns its waiting responses, a chain; NULL: none.
+# Remove the request from the order. Returns its responses that wait, as a chain; NULL: there are none.
 cdef Response *order_leave(Request *request) noexcept nogil

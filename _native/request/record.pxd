@@ -9,12 +9,13 @@ from inferd._native.threads cimport Mutex
 from inferd._native.traceparent cimport TraceContext
 
 cdef struct Sampling:
-    # which requests are traced, of the server or of one model; the recorder's lock protects it, the front counts
-    int32_t on               # atomic; requests may be traced
-    bint tensors             # with their data
-    int64_t rate             # one request in so many; 0: only those whose client asks for it
-    int64_t left             # remaining traces; -1: any number
-    int64_t seen             # requests since the last one that was traced
+    # Which requests are traced, of the server or of one model; used in the front. A request whose client samples its
+    # trace is traced in any case, and does not count for the fields below.
+    int32_t on               # requests may be traced
+    bint tensors             # traces contain tensors
+    int64_t rate             # one request in so many is chosen; 0: none
+    int64_t left             # requests that may still be chosen; -1: any number
+    int64_t seen             # requests since the last one that was chosen
 
 cdef enum:
     NOTED_TEXT = 64          # bytes of texts in a record
@@ -27,11 +28,11 @@ cdef struct Record:
     uint8_t parent[8]        # the span above it; zero: none
     uint64_t number          # Triton's id of the trace, from 1
     uint64_t parent_number
-    bint traced              # chosen at its arrival
-    bint watched             # not chosen; its trace is kept if it fails or is slow
+    bint traced              # chosen for a trace at its arrival
+    bint watched             # its trace is kept also if it fails or is slow
     bint kept                # its trace is kept
     bint accessed            # chosen for the access log
-    bint tensors
+    bint tensors             # its trace contains tensors
     bint inner               # made on behalf of another request
     bint single              # its sink takes one response
     int64_t arrived_ns
@@ -52,7 +53,7 @@ cdef struct Record:
     bint cached              # answered from the response cache
     bint shared              # answered by an execution that another request caused
     bint stepped             # executed by the steps of an ensemble
-    TraceContext link        # to the span of that execution; `given`: there is one
+    TraceContext link        # to the span of the execution that it shares; `given`: there is one
     int64_t looked_ns        # when the lookup in the response cache began; 0: there was none
     int64_t found_ns         # end of the lookup
     int64_t placed_ns        # when its sequence got the slot that it waited for; 0: it did not wait
@@ -65,7 +66,7 @@ cdef struct Record:
     char *texts              # from malloc: model, request id, error, cut to these sizes, each with a zero
     size_t text_sizes[3]
     size_t kept_bytes        # its part of Recorder.bytes
-    void *data               # PyObject: its tensors, (inputs, outputs); NULL: unknown
+    void *data               # PyObject: its tensors, (inputs, outputs); NULL: none are kept
     Block *peer              # contains the client's address; NULL: unknown
 
 cdef struct Recorder:
@@ -74,7 +75,7 @@ cdef struct Recorder:
     Sampling sampling        # of all models without their own
     uint32_t access_rate     # one request in so many goes to the access log; 0: none
     uint32_t access_seen
-    int64_t slow_ns          # slower and failed requests are kept; 0: neither
+    int64_t slow_ns          # traces of slower and of failed requests are kept; 0: of neither
     int64_t log_slow_ns      # slower requests are logged; 0: none
     uint64_t numbers
     uint64_t seed[2]

@@ -1,8 +1,9 @@
 """Records of single requests: the times of their steps, and the batch that they were in.
 
-A request has a record only if one may be needed: it was chosen for a trace or for the access log at its arrival, or
-failed and slow requests are kept: those are known only at the end. The executor of the request writes the times. When
-the request ends, the record goes into a list, which another thread takes (`inferd._native.request.recorder`).
+A request has a record if it was chosen for a trace or for the access log at its arrival. All requests have one if
+traces or logs of failed or slow requests are kept, because only the end of a request shows whether it is one of these.
+The executor of the request writes the times. When the request ends, the record goes into a list, which another thread
+takes (`inferd._native.request.recorder`).
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -24,7 +25,7 @@ cdef enum:
     MOST_RECORDS = 8192      # of requests that have ended, in the list
     MOST_BYTES = 64 << 20    # of their texts and tensors, and of the inputs of requests that have not ended
     MOST_TENSOR = 1 << 20    # bytes of one tensor that are kept
-    MOST_NAME = 256          # bytes of a model's name or of a request's id that are kept; clients choose them
+    MOST_NAME = 256          # bytes of a model's name or a request's id that are kept; clients choose how long they are
     MOST_ERROR = 1024        # bytes of an error's text
 
 
@@ -42,7 +43,7 @@ cdef inline uint64_t random64(Recorder *recorder) noexcept nogil:
 # Beginning
 
 cdef inline bint choose(Sampling *sampling, const TraceContext *context) noexcept nogil:
-    # one request in so many; a client that samples its trace always gets the server's part of it
+    # whether to trace a request: one in so many, and each whose client samples its trace
     if context != NULL and context.given:
         return context.flags & 1
     if sampling.rate == 0 or sampling.left == 0:
@@ -78,9 +79,7 @@ cdef void record_begin(Recorder *recorder, Request *request, const TraceContext 
     cdef bint traced, accessed = False
     cdef Record *record
     cdef uint64_t half
-    lock(&recorder.guard)
     traced = load32(&sampling.on) and choose(sampling, context)
-    unlock(&recorder.guard)
     if recorder.access_rate:
         recorder.access_seen += 1
         accessed = recorder.access_seen >= recorder.access_rate
@@ -114,7 +113,7 @@ cdef void record_inner(Request *request, const Request *outer) noexcept nogil:
     cdef Record *record
     if above == NULL:
         return
-    above.shared = False  # one that has shared an execution before, which was too late, has its own now
+    above.shared = False  # it may have shared an execution that came too late; now it has one of its own
     above.link.given = False
     if not (above.traced or above.watched):
         return
@@ -187,7 +186,7 @@ cdef bint keep_texts(Record *record, const Request *request) noexcept nogil:
 
 
 cdef inline bint has_input(const Request *request, uint32_t i) noexcept nogil:
-    # the fields of other inputs are not set; the data of one on a device is not in this memory
+    # Other inputs have no data here: the fields of an absent input are not set, and some data are on a device.
     return request.inputs[i].present and request.inputs[i].region == NULL
 
 
@@ -314,7 +313,8 @@ cdef void record_end(Request *request) noexcept nogil:
         with gil:
             if record.data == NULL:  # no instance has taken the request
                 keep_inputs(record, request)
-            keep_outputs(record, &request.response)
+            if record.data != NULL:  # else there was no memory
+                keep_outputs(record, &request.response)
     request.record = NULL
     record.next = NULL
     lock(&recorder.guard)

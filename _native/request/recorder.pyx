@@ -62,15 +62,18 @@ cdef int sampling_set(Sampling *sampling, bint on, bint tensors, int64_t rate, i
 
 
 cdef class SamplingHandle:
-    """The choice of the requests that are traced, of the server or of one model."""
+    """Which requests of one model are traced."""
 
     def set(self, *, on: bool, tensors: bool, rate: int, count: int) -> None:
-        """Choose one request in `rate` (0: only those whose clients ask), `count` of them (-1: any number)."""
+        """Trace one request in `rate` (0: none), at most `count` of these (-1: any number).
+
+        Requests whose clients sample their traces are traced, too, while `on`, and do not count.
+        """
         sampling_set(&self.sampling, on, tensors, rate, count)
 
     @property
     def left(self) -> int:
-        """How many more requests are traced; -1: any number."""
+        """How many more of the requests that `rate` chooses are traced; -1: any number."""
         return self.sampling.left
 
 
@@ -95,12 +98,12 @@ cdef class RecorderHandle:
         mutex_destroy(&self.recorder.guard)
 
     def sample(self, *, on: bool, tensors: bool, rate: int, count: int) -> None:
-        """Choose the requests that are traced, of models without their own sampling; see `SamplingHandle.set`."""
+        """Set which requests of models without a sampling of their own are traced; see `SamplingHandle.set`."""
         sampling_set(&self.recorder.sampling, on, tensors, rate, count)
 
     @property
     def left(self) -> int:
-        """How many more requests are traced by the server's sampling; -1: any number."""
+        """The same as `SamplingHandle.left`, of the server's sampling."""
         return self.recorder.sampling.left
 
     def assign(self, LaneHandle lane not None, SamplingHandle sampling) -> None:
@@ -110,12 +113,12 @@ cdef class RecorderHandle:
         lane.lane.statistics.sampling = NULL if sampling is None else <void *>&sampling.sampling
 
     def keep(self, *, access_rate: int, slow_ns: int, log_slow_ns: int) -> None:
-        """Set which other requests are recorded.
+        """Set which requests are recorded for other reasons than their sampling.
 
         Args:
             access_rate: record one request in so many for the access log; 0: none.
-            slow_ns: keep traces of requests that fail or take longer, where traces are on; 0: neither.
-            log_slow_ns: record requests that take longer for the log; 0: none.
+            slow_ns: while traces are on, also keep those of requests that fail or take longer than this; 0: of none.
+            log_slow_ns: record requests that take longer than this for the log; 0: none.
         """
         self.recorder.access_rate = access_rate
         self.recorder.slow_ns = slow_ns
@@ -127,13 +130,13 @@ cdef class RecorderHandle:
 
     @property
     def lost(self) -> int:
-        """Records that were discarded because the list was full: `take` is called too seldom."""
+        """How many records were discarded because the list was full; `take` must then be called more often."""
         return self.recorder.lost
 
     def take(self) -> list[dict[str, object]]:
-        """The requests that have ended since the last call, oldest first; times in nanoseconds since 1970, 0: never.
+        """The records of requests that have ended since the last call, the oldest first.
 
-        May be called on any thread, by one at a time.
+        Times are in nanoseconds since 1970; 0: never. Any thread may call this, one at a time.
         """
         cdef Record *record
         cdef Record *following

@@ -20,12 +20,12 @@ cdef struct InputData:
     bint exclusive           # nobody else can see these bytes, so the model may write to them
     int64_t shape[MAX_RANK]  # as the client sent it, batch dimension included
     uint32_t rank
-    const Region *region     # of a device that still has the data, at `address` (`data` is NULL); else NULL
+    const Region *region     # the region on a device that has the data, at `address`; `data` is NULL then. Else NULL.
     uint64_t address
 
 cdef struct OutputData:
-    # one output of a response; the batch sets it, the sink sends it
-    bint wanted
+    # one output of a response; its batch sets it, the response's sink sends it
+    bint wanted              # the client has asked for it
     uint32_t classes         # the requested top-k classification; 0: the tensor itself
     Datatype datatype
     const uint8_t *data
@@ -43,40 +43,41 @@ cdef struct Response:
     bint empty               # contains nothing but the fact that it is final
     int status
     char *details            # error text from malloc; NULL: there is none
-    Refusal refusal          # of the error; REFUSAL_NONE: the usual one of the status
+    Refusal refusal          # the refusal that the error is; REFUSAL_NONE: the usual one of the status
     OutputData *outputs
     uint32_t output_count    # of the request's signature
     Parameter *parameters    # of the response; they and their bytes are in `parameter_block`
     uint32_t parameter_count
     Block *parameter_block
-    Block *ack               # given back when the side of the client has finished with the response; NULL: not needed
+    Block *ack               # given back when the transport has taken the response; NULL: nobody waits for that
 
 cdef struct Correlation:
     # the sequence of a request; Triton's correlation id
     bint given
     Str text                 # data == NULL: the id is a number
     uint64_t number
-    uint64_t owner           # of the sequence; 0: unknown callers, who share their sequences
+    uint64_t owner           # the caller whose sequence it is; 0: unknown callers, who share their sequences
 
 cdef struct Origin:
-    # The call that a request serves, as far as is known. Made at the front door, frozen, and passed whole to every
-    # request that is made to answer it: twins, parts, steps, calls of models. Its trace and its peer are in the Record
-    # (record_inner), its forwarded headers are parameters of the message; request_inherit passes those on.
+    # The call that a request serves, as far as is known. The front door makes it; then it does not change, and is
+    # passed whole to every request that is made to answer the call: twins, parts, steps, calls of models. The trace and
+    # the peer of the call are in the Record (record_inner). Its forwarded headers are parameters, which request_inherit
+    # passes on.
     uint64_t caller          # id of a token, see inferd._native.service.access; 0: none
     int64_t user             # of the process at a unix socket; -1: unknown
     uint64_t identity        # from the connection; 0: unknown
-    uint64_t client          # the client with all its connections; 0: unknown
-    uint64_t audience        # callers that may get the response if responses are cached or shared; 0: all
-    uint64_t stream          # on which the request arrived; 0: none
+    uint64_t client          # number of the client with all its connections; 0: unknown
+    uint64_t audience        # the only caller that may get the response if responses are cached or shared; 0: all may
+    uint64_t stream          # number of the stream on which the request arrived; 0: none
 
 cdef struct Terms:
-    # A client's wishes about time and order. Made at the door, frozen, and passed whole, as the origin. The terms of a
-    # request that serves several are those of all that wait for it (inferd._native.caching.coalescer), and change with
-    # them.
+    # A client's wishes about time and order. The front door makes them, and they are passed on as the origin is. Only
+    # the terms of a request that serves several change: with the requests that wait for it
+    # (inferd._native.caching.coalescer).
     int64_t asked_ns         # when the client asked
     int64_t executable_ns    # when it could first be executed; the time in queues counts from here
     int64_t deadline_ns      # of the client; 0: none
-    int64_t due_ns           # when it must be executed for the response to be there by the deadline; 0: no limit
+    int64_t due_ns           # when execution must begin for the response to be there by the deadline; 0: no limit
     int64_t timeout_us       # longest wait in the queue; 0: the model's default
     uint64_t priority        # 0: the model's default
 
@@ -99,7 +100,7 @@ cdef enum RequestState:
     REQUEST_ENDED            # its final response has passed the bridge
     REQUEST_STATES
 
-# Called in the front: nobody waits any more for the response to a request that an instance executes. Must be quick.
+# Called in the front: nobody waits any more for the response to a request that is executed. Must be quick.
 ctypedef void (*abandon_fn)(Request *request, void *owner) noexcept nogil
 
 # Called in the front, perhaps with the GIL: nobody waits any more for any of the requests that are executed together.
@@ -114,7 +115,7 @@ cdef struct Wait:
     # The request has waited until request.expires_ns. True: it has left, and the caller refuses it. False: it continues
     # to wait. NULL: there is no such time.
     bint (*expire)(Request *request) noexcept nogil
-    # The request has other terms from now on. False: they no longer matter. NULL: they never do.
+    # The request has these terms from now on. False: they no longer matter. NULL: they never do.
     bint (*reconsider)(Request *request, const Terms *terms) noexcept nogil
 
 # Called in the front for each response, in order; the last one is final. `response` is NULL if the request ends without
@@ -122,9 +123,9 @@ cdef struct Wait:
 ctypedef void (*deliver_fn)(void *sink, Response *response, int status, const char *details) noexcept nogil
 
 cdef struct Abandonment:
-    # whether nobody waits for the response any more, and the function to call then
-    int32_t happened         # atomic
-    abandon_fn told          # set by the instance that executes the request; see request_follow
+    # that nobody waits for the response any more, and the function to call then
+    int32_t happened         # nobody waits; atomic
+    abandon_fn told          # set by the thread that executes the request; see request_follow
     void *owner              # its argument
 
 cdef struct Request:
@@ -145,11 +146,11 @@ cdef struct Request:
     bint empty_final         # the client of a decoupled model also wants the empty final response
     bint single              # its sink takes one response; always so if the model is not decoupled
     Response *held           # a response that is held until it is known to be the only one; see bridge_deliver
-    bint is_step             # of an ensemble: outputs may be missing, and phases are reported
+    bint is_step             # a step of an ensemble: outputs may be missing, and its phases go to the ensemble
     bint is_warmup           # made by the server to warm models up: not counted as traffic
     bint inner               # made to answer another request, which watches the deadline of both
-    bint shared              # answers several that wait, each with its own limit in the queue; it has no limit itself
-    bint uncounted           # the requests that wait for its response are counted instead; here only the execution is
+    bint shared              # answers several that wait: each of these has a limit in the queue, this one has none
+    bint uncounted           # statistics count the requests that wait for its response; of this one, the execution only
 
     Origin origin
     Terms terms
@@ -169,18 +170,18 @@ cdef struct Request:
     int64_t expires_ns       # end of the time in the queue, monotonic; 0: no limit
     bint yields              # at that time it goes behind others instead of being refused
     uint32_t place           # in its lane; for the scheduler
-    bint follows             # an earlier part of the same request is in the queue: limits of the number do not apply
-    Timer timer              # of deadline and expiry
+    bint follows             # an earlier part of the same request is in the queue: max_queue does not apply
+    Timer timer              # fires at the deadline, or when the time in the queue ends
     void *order_entry        # OrderEntry of its response if responses leave in order; NULL: they do not
 
     void *record             # Record of this request; NULL: not recorded
     void (*drop_record)(Request *request) noexcept nogil
-    Phases phases            # of an inner request, and of one that is executed several times: those so far, summed
+    Phases phases            # of its executions so far, summed; set for inner requests and for repeated executions
     void *run                # of the ensemble that made it; NULL: ended, or not made by an ensemble
 
     bint admitted            # counted in Bridge.in_house
     Abandonment abandonment
-    uint64_t number          # by which the executor knows it
+    uint64_t number          # by which its executor finds it
     void *bridge             # the Bridge through which it returns
     deliver_fn deliver
     void *sink               # NULL once the sink has left
@@ -194,33 +195,34 @@ cdef struct Requests:
 
 cdef Request *request_new() noexcept nogil
 cdef void request_free(Request *request) noexcept nogil
-# Make room for the tensors of a model: none present, no output wanted. False: status and details are set.
+# Make room for the tensors of a model; no input is present yet, and no output wanted. False: status and details are
+# set.
 cdef bint request_reserve(Request *request, const Signature *signature) noexcept nogil
 
 # Set the terms of a request without limits that was asked now.
 cdef void terms_begin(Terms *terms, int64_t now) noexcept nogil
 # Set a deadline `timeout_ns` after `now`; an earlier deadline stays.
 cdef void terms_limit(Terms *terms, int64_t now, int64_t timeout_ns) noexcept nogil
-# Set the terms of a call that a model makes to serve a request with the terms `outer`: it has the same deadline, and
-# priority and timeout of its own.
+# Set the terms of a call that a model makes to serve a request with the terms `outer`. The call has the deadline of
+# that request, but a priority and a timeout of its own.
 cdef void terms_lend(Terms *terms, const Terms *outer, int64_t now) noexcept nogil
 
-# Copy all but tensors from `outer`, which the request is made to answer: id, origin, terms, parameters, and whether it
-# is warm-up. The bytes still belong to `outer`. False: no memory.
+# Copy everything but tensors from `outer`, which the request is made to answer: id, origin, terms, parameters, and
+# is_warmup. Texts stay in the block of `outer`. False: no memory.
 cdef bint request_inherit(Request *request, const Request *outer) noexcept nogil
-# Another request with the same cache key, origin and terms, which shares the data. It has no sink, no placements, and
-# its inputs are not exclusive. NULL: no memory.
+# A new request with the same cache key, origin, terms and data. It has no sink, no placements, and its inputs are not
+# exclusive. NULL: no memory.
 cdef Request *request_twin(const Request *request) noexcept nogil
 
-# Set the error with which the request ends. `details` is from malloc (format_text) and is taken over; NULL means
-# "out of memory".
+# Set the error with which the request ends. The request then owns `details`, which is from malloc (format_text); NULL
+# means "out of memory".
 cdef void request_fail(Request *request, int status, char *details) noexcept nogil
 # Set the status and the reason of a refusal as the error.
 cdef void request_refuse(Request *request, Refusal refusal, char *details) noexcept nogil
 # Refuse a request that has waited in its queue for the allowed time.
 cdef void request_expired(Request *request) noexcept nogil
 
-# From the thread that executes the request: call `told` when the request is abandoned, or now if it is already.
+# From the thread that executes the request: have `told` called when the request is abandoned; now if it is already.
 cdef void request_follow(Request *request, abandon_fn told, void *owner) noexcept nogil
 # Stop following. After the return `told` does not run any more.
 cdef void request_unfollow(Request *request) noexcept nogil
@@ -237,8 +239,8 @@ cdef struct Watched:
     Watched *previous
     Watched *next
 
-# From the thread that executes them, without the GIL: call `stop` when all are abandoned. False: all are abandoned
-# already, and are not watched. The cost does not depend on their number.
+# From the thread that executes the requests, without the GIL: have `stop` called when all are abandoned. False: all are
+# abandoned already, and are not watched.
 cdef bint requests_watch(Watched *watched) noexcept nogil
 # Stop watching, without the GIL. After the return `stop` does not run any more.
 cdef void requests_unwatch(Watched *watched) noexcept nogil

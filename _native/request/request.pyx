@@ -168,7 +168,7 @@ cdef void request_expired(Request *request) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Being abandoned
 
-cdef Mutex following          # held briefly, and taken once or twice for a request that an executor follows
+cdef Mutex following          # protects `told` and `owner` of all requests; held while `told` runs
 mutex_init(&following, NULL)
 
 
@@ -201,7 +201,7 @@ cdef struct WatchedList:
     Watched *first
     Watched *last
 
-# The front holds it while it calls `stop`, which may take the GIL. So no other thread waits for it with the GIL.
+# The front holds this lock while it calls `stop`, which may take the GIL. So no other thread waits for it with the GIL.
 cdef Mutex watching
 cdef WatchedList all_watched
 mutex_init(&watching, NULL)
@@ -233,7 +233,7 @@ cdef void requests_unwatch(Watched *watched) noexcept nogil:
 
 
 cdef void stop_abandoned() noexcept nogil:
-    # for most executions it is enough to check the first request
+    # all_abandoned is quick: it ends at the first request that is not abandoned
     cdef Watched *watched
     lock(&watching)
     watched = all_watched.first

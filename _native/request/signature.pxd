@@ -26,8 +26,8 @@ cdef enum SupplyKind:
 
 cdef struct Supplied:
     SupplyKind kind
-    uint8_t values[2][8]     # START, END, READY: the encoded elements for false and for true
-    uint32_t source          # STATE: index of the state; the kinds about ragged inputs: index of the input
+    uint8_t values[2][8]     # of START, END and READY: the encoded elements for false and for true
+    uint32_t source          # of STATE: index of the state; of the kinds about ragged inputs: index of the input
 
 cdef struct TensorSignature:
     Str name
@@ -43,7 +43,7 @@ cdef struct TensorSignature:
     # A shape tensor: requests with the same values share a batch. If the model batches, `dims` leaves out the first
     # value, the batch size, and there is no batch dimension.
     bint values
-    bint reshaped        # the model sees another shape of as many elements:
+    bint reshaped        # the model sees the same elements in another shape:
     uint32_t model_rank
     int64_t model_dims[MAX_RANK]
     bint padded          # of an input: its only variable dimension is padded, so that requests share a batch
@@ -53,7 +53,7 @@ cdef struct TensorSignature:
     uint32_t like_input  # of an output: 1 + the ragged input by whose shapes it is split; 0: none
 
 cdef struct Names:
-    # finds a tensor by name: a hash table that is built when the model is loaded, at most half full
+    # A hash table of tensors by name. It is built when the model is loaded, and is at most half full.
     uint32_t *slots          # 1 + index of the tensor; 0: free
     uint32_t mask
 
@@ -63,15 +63,15 @@ cdef struct Signature:
     Str version_text
     int64_t max_batch_size       # 0: no batch dimension
     TensorSignature *inputs      # inputs of requests, then inputs that the batch provides
-    uint32_t input_count         # number of the first kind
-    Names input_names            # of both kinds
-    Supplied *supplied           # the second kind
+    uint32_t input_count         # of requests
+    Names input_names            # of all inputs
+    Supplied *supplied           # what the batch provides
     uint32_t supplied_count
     uint32_t required_inputs     # number of inputs that are not optional
     TensorSignature *outputs     # outputs for requests, then outputs that only the server keeps
-    uint32_t output_count        # number of the first kind
-    Names output_names           # of both kinds
-    uint32_t kept_count          # number of the second kind
+    uint32_t output_count        # for requests
+    Names output_names           # of all outputs
+    uint32_t kept_count          # that only the server keeps
     uint32_t state_count
     int64_t *buckets             # lengths to which padded inputs are padded, ascending
     uint32_t bucket_count
@@ -80,11 +80,11 @@ cdef struct Signature:
     bint splits                  # a request may have more rows than max_batch_size
     bint uniform                 # all requests have the same inputs, shapes (except for the batch dimension) and values
 
-# A copy of the text as UTF-8 from malloc, terminated.
+# Set `out` to a copy of the text as UTF-8, from malloc and with a null byte behind it.
 cdef int str_copy(Str *out, str text) except -1
 
-# Index of the input or output with this name, including those not in requests; -1: none. The time does not depend on
-# their number.
+# The index of the input or output with this name, also of one that requests do not have; -1: none. The time does not
+# depend on the number of tensors.
 cdef int input_find(const Signature *signature, Str name) noexcept nogil
 cdef int output_find(const Signature *signature, Str name) noexcept nogil
 

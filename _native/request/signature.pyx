@@ -236,7 +236,7 @@ cdef int encode_padding(TensorSignature *tensor, object value) except -1:
 
 
 cdef int outputs_build(Signature *signature, object specs) except -1:
-    # note which inputs decide the shapes of outputs
+    # set which inputs decide the shapes of outputs
     cdef TensorSignature *tensor
     cdef uint32_t i
     for i, spec in enumerate(specs):
@@ -263,7 +263,7 @@ cdef int buckets_build(Signature *signature, object lengths) except -1:
 
 
 cdef Str text_str(bytes encoded):
-    # valid with the object
+    # valid as long as the object
     return Str(<const char *>encoded, <uint32_t>len(encoded))
 
 

@@ -8,7 +8,7 @@ cdef extern from *:
     int leading_zeros "__builtin_clzll"(unsigned long long value) noexcept nogil
 
 cdef struct Phases:
-    # the phases of an executed request, in nanoseconds; the last three are those of its whole batch
+    # the phases of an executed request, in nanoseconds; all but `queue` are those of its whole batch
     uint64_t queue
     uint64_t input
     uint64_t infer
@@ -51,7 +51,7 @@ cdef enum Failure:
 cdef struct ResponseStatistics:
     # statistics of a decoupled model's responses with one index
     Duration compute_infer   # from the previous response, or from the beginning of the execution
-    Duration compute_output  # the model's own report alone tells this from compute_infer
+    Duration compute_output  # part of compute_infer, unless the model itself reports both
     Duration success
     Duration fail
     Duration empty
@@ -65,7 +65,7 @@ cdef struct Left:
 cdef struct Counters:
     # the fields of inference.ModelStatistics
     int64_t last_end_ns          # of the last executed batch, monotonic; 0: none
-    int64_t last_hit_ns          # of the last request answered from the response cache, the same
+    int64_t last_hit_ns          # when the last request was answered from the response cache, monotonic; 0: none was
     uint64_t inference_count
     uint64_t execution_count
     Duration success
@@ -75,7 +75,7 @@ cdef struct Counters:
     Duration compute_infer
     Duration compute_output
     Duration cache_hit           # requests answered from the response cache, and the time of their lookups
-    Duration cache_miss          # other requests, and the time of their lookups and of storing responses
+    Duration cache_miss          # requests not found there, and the time of their lookups and of storing responses
     Histogram request_times      # requests that succeeded, by time from arrival
     Histogram queue_times        # by time in the queue
     Histogram input_times        # by time of their batches in each phase
@@ -104,7 +104,7 @@ cdef struct Execution:
     # one executed batch
     int64_t end_ns           # when it ended
     uint32_t rows            # that were executed together
-    bint some                # at least one request succeeded, or continues
+    bint some                # at least one request succeeded, or is to be executed again
     uint32_t requests        # number of requests that succeeded and are counted
     uint32_t served_rows     # rows of all that succeeded
     uint64_t success_ns      # their time from arrival, summed
@@ -159,7 +159,7 @@ cdef void statistics_cache_hit(Statistics *statistics, int64_t at_ns, uint64_t l
 # Count misses of the response cache, with the time of their lookups and of storing; `count` 0: only the time.
 cdef void statistics_cache_missed(Statistics *statistics, uint64_t count, uint64_t ns) noexcept nogil
 cdef void statistics_executed(Statistics *statistics, const Execution *execution) noexcept nogil
-# Copy all counters at one moment, for exporters. False: no memory.
+# Copy all counters, as they are at one moment. False: no memory.
 cdef bint statistics_read(Statistics *statistics, Counters *copy) noexcept nogil
 # Free the memory of such a copy.
 cdef void counters_clear(Counters *copy) noexcept nogil
@@ -167,7 +167,7 @@ cdef void counters_clear(Counters *copy) noexcept nogil
 cdef int64_t last_inference_ms(const Counters *counters) noexcept nogil
 # When a request was last executed, or answered from the response cache, monotonic; 0: never.
 cdef int64_t statistics_last_used(Statistics *statistics) noexcept nogil
-# The number of requests by time in the queue, with the bounds of every model: QUEUE_TIMES numbers.
+# Set `out` to QUEUE_TIMES numbers of requests by time in the queue, with the bounds that every model has.
 cdef void statistics_queue_times(const Counters *counters, const Bounds *bounds, uint64_t *out) noexcept nogil
 # (succeeded requests, failed requests, ns in which batches computed); see
 # inferd._native.request.lane.LaneHandle.totals.

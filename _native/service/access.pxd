@@ -34,6 +34,7 @@ cdef enum Verdict:
     UNKNOWN_TOKEN
     GROUP_DENIED
     MODEL_DENIED
+    MODEL_NEEDS_TOKEN        # the caller has no token, and callers without one may not use the model
     OVERRIDE_DENIED
     RESTRICTED
 

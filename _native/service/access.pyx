@@ -168,7 +168,7 @@ cdef Verdict access_message(const AccessPolicy *access, uint64_t caller, uint32_
     for i in range(rights.model_count):
         if glob(rights.models[i], model.data, model.size):
             return ALLOWED
-    return MODEL_DENIED
+    return MODEL_DENIED if caller else MODEL_NEEDS_TOKEN
 
 
 cdef Verdict access_every_model(const AccessPolicy *access, uint64_t caller) noexcept nogil:
@@ -185,7 +185,7 @@ cdef Verdict access_every_model(const AccessPolicy *access, uint64_t caller) noe
     for i in range(rights.model_count):
         if rights.models[i][0] == c"*" and rights.models[i][1] == 0:
             return ALLOWED
-    return MODEL_DENIED
+    return MODEL_DENIED if caller else MODEL_NEEDS_TOKEN
 
 
 cdef Verdict access_override(const AccessPolicy *access, uint64_t caller) noexcept nogil:
@@ -220,6 +220,11 @@ cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t gro
         return format_text("the token is not known: expecting one header 'authorization: Bearer <token>'")
     if verdict == GROUP_DENIED:
         return format_text("the token does not allow %s calls", group_text(group))
+    if verdict == MODEL_NEEDS_TOKEN and model.size == 0:
+        return format_text("what concerns all models needs a token: expecting header 'authorization: Bearer <token>'")
+    if verdict == MODEL_NEEDS_TOKEN:
+        return format_text("model '%.*s' needs a token: expecting header 'authorization: Bearer <token>'",
+                           clip(model), model.data)
     if verdict == MODEL_DENIED and model.size == 0:
         return format_text("the token does not allow what concerns all models: expecting one without 'models='")
     if verdict == MODEL_DENIED:

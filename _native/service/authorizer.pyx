@@ -215,7 +215,7 @@ cdef class Authorizer:
         """Require a token of this table from now on. The table must have been made with this authorizer's `key`."""
         front_enter()
         self.access.tokens = &table.tokens
-        self.table, table = table, self.table  # the former one is freed behind the front
+        self.table, table = table, self.table  # so the former table is freed after front_leave
         front_leave()
 
     def note(self, peer: str, method: str, text: str, int64_t user=-1) -> None:
@@ -294,7 +294,7 @@ cdef class Authorizer:
         return self.told(access_every_model(&self.access, caller), 0, b"")
 
     def authorize_override(self, caller: int) -> tuple[int, str, str]:
-        """Check a load with a configuration or files, which is a way to run code: (status, text, reason)."""
+        """Check a load with a configuration or files, which can run code in the server: (status, text, reason)."""
         return self.told(access_override(&self.access, caller), 0, b"")
 
     cdef tuple told(self, Verdict verdict, uint32_t group, bytes model):

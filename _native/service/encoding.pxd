@@ -17,7 +17,7 @@ cdef size_t encoded_size(const Response *response) noexcept nogil
 cdef void encoded_write(const Response *response, uint8_t *out) noexcept nogil
 # An unframed ModelInferResponse; raises MemoryError.
 cdef bytes response_bytes(const Response *response)
-# ModelStreamInferResponse with the response, and a parameter that says whether it is the final one.
+# The message of response_outgoing with `streamed`, unframed; raises MemoryError.
 cdef bytes response_streamed(const Response *response)
 # The message of error_outgoing, unframed; raises MemoryError.
 cdef bytes error_streamed(const Request *request, bint final, const char *details)

@@ -1,6 +1,6 @@
 """Encodes ModelInferResponse and ModelStreamInferResponse messages.
 
-The head is written; tensors are referenced in the model's memory, unless they are small.
+The head is written into new memory. Large tensors are not copied: a message refers to the blocks where they are.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize

@@ -23,15 +23,16 @@ cdef struct ExchangeDoor:
     void (*over)(void *context, uint64_t number) noexcept nogil
     void *over_context
     Exchanges exchanges
-    uint64_t streams         # their number so far
+    uint64_t streams         # how many there have been
     uint64_t received        # bytes of the messages of requests
     uint64_t sent            # bytes of the messages of responses
     const char *stopping     # why the server takes no more requests; NULL: it does
 
 cdef Service EXCHANGE
 
-# The sink of its requests, and the stream of such a sink.
+# `deliver` of the requests of an exchange.
 cdef void exchange_deliver(void *sink, Response *response, int status, const char *details) noexcept nogil
+# The stream of a sink of exchange_deliver.
 cdef const Stream *exchange_stream(const void *sink) noexcept nogil
 # The server stops: streams end when the requests that have come are answered.
 cdef void exchanges_drain(ExchangeDoor *door, const char *text) noexcept nogil

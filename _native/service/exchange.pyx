@@ -4,11 +4,11 @@ If a model gives one response for each request, the responses leave in the order
 gives any number; its responses leave as they come, and a parameter says which one is the last.
 
 At most a window of requests is open. A request is closed when its last response was passed to the transport, which
-takes it only as fast as the client reads. So a client that sends without reading stops the server from reading. A
-decoupled model may have a limited number of undelivered responses for one request: each is acknowledged when the
-transport has taken it, so a client that does not read stops the model, too. Such a client may hold responses, within
-its limits, but not the instance: if other requests wait for the instance and the client does not read for some seconds,
-its stream ends, and the model learns that its responses are discarded.
+takes responses only as fast as the client reads. So if a client sends without reading, the server stops reading, too. A
+decoupled model may have a limited number of undelivered responses for one request. Each response is acknowledged when
+the transport has taken it; so a client that does not read stops the model, too. Such a client must not keep the
+instance from others: if other requests wait for the instance and the client does not read for some seconds, its stream
+ends, and the model learns that its responses are discarded.
 
 `inferd.server.rpc.exchange` is the same for the grpcio front door.
 """
@@ -72,7 +72,7 @@ cdef enum:
     REQUEST_MEMORY = 4 << 10
     RESPONSE_MEMORY = 256
     RATE = 64 << 10          # sent bytes that pay for one second of debt
-    PATIENCE = 3             # seconds of debt that end a stream
+    PATIENCE = 3             # seconds of debt with which a stream ends
 
 cdef int64_t LOOK_NS = 1000000000
 cdef const char *CLOSE_ON_ERROR = "triton_grpc_error"  # metadata: with "true" the first error ends the stream
@@ -196,7 +196,7 @@ cdef inline void let_go(Exchange *self, size_t size) noexcept nogil:
 
 
 cdef void exchange_leave(Exchange *self) noexcept nogil:
-    # The stream has its status, or is closed: remove all of it from the engine.
+    # The stream has its status, or is closed: free its responses, and abandon its requests.
     cdef Stream *stream = self.stream
     self.stream = NULL
     stream.call = NULL
@@ -281,8 +281,8 @@ cdef void late(Stream *stream) noexcept nogil:
 
 
 cdef inline void close_if_empty(Exchange *self) noexcept nogil:
-    # when the server stops and all messages that have come are taken; a client that always sends more would keep the
-    # stream open
+    # If the server stops, take no more messages after those that have come: a client that always sends more would keep
+    # the stream open.
     if self.door.stopping != NULL and self.stream.receiver.state != RECEIVED_ALL and is_taken(self.stream):
         self.closing = True
 
@@ -378,13 +378,13 @@ cdef void close(Exchange *self, Opened *opened) noexcept nogil:
 # Responses
 
 cdef inline bint leaves_order(const Opened *opened) noexcept nogil:
-    # A model that is loaded for a request is known to be decoupled only when it is there.
+    # Whether the request is in `in_order`, but its model is decoupled: that was not known until the model was loaded.
     return (not opened.decoupled and opened.request != NULL and opened.request.signature != NULL
             and opened.request.signature.decoupled)
 
 
 cdef void leave_order(Exchange *self, Opened *opened) noexcept nogil:
-    # this may end the stream
+    # The responses to this request leave as they come from now on. Without memory for a timer the stream ends.
     list_remove(&self.in_order, opened)
     opened.decoupled = True
     list_append(&self.decoupled, opened)

@@ -82,7 +82,7 @@ cdef struct Version:
     Lane *lane
     const char *labels       # model="m",version="1"
     size_t label_size
-    size_t reason_place      # in the labels, where by its name a reason stands
+    size_t reason_place      # where the label "reason" belongs in `labels`, by its name
     uint32_t flags           # of HAS_*
     uint32_t pending
     Counters counters

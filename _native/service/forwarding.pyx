@@ -69,7 +69,7 @@ cdef class Forwarder:
         return not name.endswith("-bin") and name not in self.withheld and self.finds(name)
 
     cdef bint finds(self, str name) except -1:
-        # whether the pattern matches, even if headers of this name are not forwarded
+        # whether the pattern matches, also for names of which headers are not forwarded
         return len(name) <= LONGEST_NAME and self.search(name) is not None
 
     def parameters(self, metadata) -> bytes:

@@ -113,8 +113,8 @@ cdef void infer_unary(void *context, Stream *stream, Block *block, const uint8_t
 
 
 cdef void deliver_stream(void *sink, Response *response, int status, const char *details) noexcept nogil:
-    # Called once: the bridge holds responses that a model sends before the final one. Until then the request refers to
-    # the stream as its sink, and the stream to the request: the one that ends first tells the other.
+    # Called once, because the bridge holds responses that a model sends before the final one. Until this call the
+    # request has the stream as its sink, and the stream has the request; the one that ends first tells the other.
     cdef Stream *stream = <Stream *>sink
     cdef Outgoing *message
     cdef const LoadReport *report = &door_of(stream).report
@@ -175,7 +175,7 @@ cdef void stream_over(void *context, uint64_t number) noexcept nogil:
     cdef Door *door = <Door *>context
     cdef StreamOver *over = <StreamOver *>calloc(1, sizeof(StreamOver))
     if over == NULL:
-        return  # sequences that are tied to the stream end when they have been idle for long enough
+        return  # the sequences of the stream then end only when they have been idle for long enough
     over.event.run = tell_stream_over
     over.event.owner = door.service
     over.number = number
@@ -260,7 +260,7 @@ cdef int ask_to_load(PythonEvent *event) except -1:
 cdef class InferService:
     """Takes requests, and delivers their responses, on one event loop.
 
-    `on_stream_over`, when set, is called with the number of each native stream that is over: sequences tied to it end.
+    `on_stream_over`, when set, is called with the number of each native stream that is over; its sequences end then.
 
     Args:
         table: the models.

@@ -34,14 +34,14 @@ cdef ModelAsk *model_ask_new(void *waiter, refuse_fn refuse, Str model, bint by_
                              const char *asked_by) noexcept nogil
 # The waiter waits no more. NULL is allowed.
 cdef void model_ask_end(ModelAsk *ask) noexcept nogil
-# The event has been run. The waiter may wait if the status is STATUS_OK; else see refuse_fn.
+# The event has been run. If the status is STATUS_OK the waiter may wait, else `refuse` is called.
 cdef void model_ask_answer(ModelAsk *ask, int status, char *reason) noexcept nogil
 
 cdef struct ModelWait:
     ModelWait *previous
     ModelWait *next
-    ModelWaits *waits        # where it waits; NULL: nowhere
-    Str model                # lives as long as the wait
+    ModelWaits *waits        # the list in which it waits; NULL: it does not wait
+    Str model                # the bytes stay at least as long as the wait
     void *owner
     ModelAsk *ask            # until the wait ends
     # Called in the front: the model is there, or (a status other than OK) its load has failed. The wait has ended.

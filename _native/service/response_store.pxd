@@ -16,8 +16,8 @@ cdef struct LookupLink:
     void *store              # the StoreBase; not a reference
     void *lookup             # the Lookup: a reference until the store has heard `forget`; NULL: none
     uint32_t news            # bits of NEWS_*: what the store has not heard of
-    Block *response          # to keep, of this size
-    size_t size
+    Block *response          # the response that the store is to keep; NULL: none
+    size_t size              # its bytes
 
 
 cdef class Lookup:
@@ -27,7 +27,7 @@ cdef class Lookup:
     cdef readonly str model
     cdef readonly int version
     cdef public object key
-    cdef bint declined       # the store has not looked it up, and does not hear of it again
+    cdef bint declined       # the store does not look this key up, and does not hear of the lookup again
 
 
 cdef class StoreBase:

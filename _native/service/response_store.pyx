@@ -37,7 +37,7 @@ import math
 
 
 cdef class Lookup:
-    """The lookup of one key in the store, which ends it once, by `found` or `missing`."""
+    """The lookup of one key in the store. The store calls `found` or `missing` once."""
 
     def __init__(self):
         raise TypeError("Lookup cannot be created from Python")

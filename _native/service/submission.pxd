@@ -20,9 +20,9 @@ cdef enum:
     AWAITED = 256            # lists of requests that wait for a model to be loaded; by hash of its name
     SEQUENCES = 1024         # lists of those that belong to sequences; by hash of the sequence
 
-# A waiter (a request, or a step) needs this model, which is not loaded. `by_model`: a model made the request, else a
+# A waiter (a request, or a step) needs this model, which is not loaded. `by_model`: a model has made the request, not a
 # client. The load of the model `asked_by` waits for the response (NULL: no load does). Returns the question to Python,
-# which makes the model be loaded or, later, calls `refuse`; NULL: no memory.
+# which has the model loaded or, later, calls `refuse`. NULL: no memory.
 ctypedef ModelAsk *(*missed_fn)(void *context, void *waiter, refuse_fn refuse, Str name, bint by_model,
                                 const char *asked_by) noexcept nogil
 
@@ -40,7 +40,7 @@ cdef struct Submission:
     RegionAccess regions     # the shared memory of clients
     Recorder *recorder       # records single requests; NULL: off
     AccessPolicy *access     # the rules of access; NULL: every caller may use all models
-    # called for a request whose caller may not use its model; the request has its error
+    # called for a request whose caller may not use its model; the request has its error already
     void (*denied)(AccessPolicy *access, const Request *request) noexcept nogil
     bint sequences_shared    # callers may continue each other's sequences
     bint responses_apart     # no caller gets the response to another caller's request
@@ -56,10 +56,11 @@ cdef struct Submission:
     Lane *touched[TOUCHED]   # lanes that have got requests since submission_wake
     uint32_t touched_count
     int64_t read_ns          # when the last read began
-    int64_t woken_ns         # when a read has last woken instances
+    int64_t woken_ns         # when the last read began that woke instances
 
 cdef extern from *:
-    # stands for a caller: the server itself, on behalf of an admitted request; not subject to admission
+    # In place of a caller's id: the server itself asks, on behalf of an admitted request. The limit max_inflight and
+    # the rules of access do not apply.
     """
     #define INFERD_CALLER_SERVER UINT64_MAX
     """
@@ -78,10 +79,10 @@ cdef void submit_call(Submission *submission, Request *request, Block *block, co
 # In the front: queue a request that the server itself has made. Its lane (table_find), its sink and, if it has one, its
 # deadline are set, and its tensors are checked (request_check). It comes back over the bridge.
 cdef void submit_request(Submission *submission, Request *request) noexcept nogil
-# In the front: queue a request that a coalescer has held back; its bridge is set.
+# In the front: queue a request that the coalescer has held back; its bridge is set.
 cdef void submit_work(Submission *submission, Request *request) noexcept nogil
-# In the front: submit again the requests that wait for this model (NULL: for any model); they do not wait again. With a
-# status other than OK they are refused with that status. Steps of ensembles that wait continue, or fail, too.
+# In the front: submit again the requests that wait for this model (NULL: for any model), which then do not wait again.
+# With a status other than OK they are refused with that status. Steps of ensembles that wait go on or fail likewise.
 cdef void submission_resume(Submission *submission, const Str *name, int status, const char *details) noexcept nogil
 # Whether a request, or a step of an ensemble, waits for this model.
 cdef bint submission_awaits(Submission *submission, Str name) noexcept nogil

@@ -126,7 +126,7 @@ cdef void drop_headers(Submission *self, InferMessage *message) noexcept nogil:
 
 
 cdef bint add_forwarded(Request *request, const uint8_t *data, size_t size) noexcept nogil:
-    # decode headers of the call; False: no memory
+    # add the forwarded headers of the call, which lie at `data`, to the parameters; False: no memory
     cdef InferMessage headers
     cdef bint done
     infer_message_init(&headers)
@@ -187,7 +187,7 @@ cdef Prepared missing(Request *request, int status, char *details, bint may_wait
 
 
 cdef Lane *find_by_sequence(Submission *self, Request *request, int *status, char **details) noexcept nogil:
-    # the lane of the request's sequence, if the lookup depends on the sequence
+    # If the lookup depends on the sequence (status OK), the lane of the request's sequence. NULL: the error is set.
     if status[0] != STATUS_OK:
         return NULL
     request_identify(request)
@@ -207,7 +207,7 @@ cdef bint may_use(Submission *self, Request *request, uint64_t caller) noexcept 
 
 
 cdef inline uint64_t asker(const Request *request, uint64_t caller) noexcept nogil:
-    # the known caller: by its token, else the connection's owner; 0: unknown
+    # the known caller, by its token, else by its connection; 0: unknown
     return request.origin.identity if caller == 0 or caller == TRUSTED else caller
 
 
@@ -400,7 +400,8 @@ cdef void resume_those(Submission *self, Awaiting *awaiting, const Str *name, in
 
 
 cdef bint is_own(const Request *request) noexcept nogil:
-    # no client can change the request's memory any more or waits for results in its own: it may be compared to others
+    # Whether the request has no tensor in memory of its client, who could change it. Only then it may be compared to
+    # others.
     cdef uint32_t i
     cdef const Block *block
     for i in range(request.signature.input_count):

@@ -36,17 +36,17 @@ cdef struct Table:
     uint32_t bucket_count    # a power of two
     uint32_t model_count
 
-# The lane of this version, a number or a label, or of the latest ready one if `version` is empty or "-1", with one more
-# request in flight.
-# NULL: `status` and `details` (from malloc) say why; STATUS_OK: it depends on the sequence, call table_route.
+# The lane of this version, which is a number or a label; if `version` is empty or "-1", that of the latest version that
+# is ready. The lane has one more request in flight. NULL: `status` and `details` (from malloc) say why; with STATUS_OK
+# the lane depends on the sequence, so call table_route.
 cdef Lane *table_find(Table *table, Str name, Str version, int *status, char **details) noexcept nogil
-# Find the lane for a request of this sequence, or of none; `begins`: it starts the sequence. In the front.
+# The same for a request of this sequence, or of none; `begins`: the request starts the sequence. In the front.
 cdef Lane *table_route(Table *table, Str name, Str version, const Correlation *correlation, bint begins, int *status,
                        char **details) noexcept nogil
 
 # The model's name in a message that begins with these bytes; `data` NULL: they do not contain it.
 cdef Str message_model(const uint8_t *head, size_t head_size) noexcept nogil
-# A block for a message of `size` bytes to this model, in memory that the model prefers; NULL: no preference.
+# A block for a message of `size` bytes to this model, in the arena of the model; NULL: it has none, or no room.
 cdef Block *table_place(Table *table, Str name, size_t size) noexcept nogil
 
 

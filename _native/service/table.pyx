@@ -1,8 +1,8 @@
 """The table of models: name and version to lane, a chained hash table under one lock that is held briefly.
 
-A version that is replaced or unloaded departs: requests of sequences that began on it still find it. While there are
-departing versions, the versions of the model are stored apart, where a plain lookup does not find them, and the
-request's sequence decides. So other lookups cost no more.
+A version that is replaced or unloaded departs: requests of sequences that began on it still find it. While a model has
+departing versions, table_find finds none of its versions, and table_route decides by the request's sequence. So lookups
+of other models cost no more.
 """
 
 from libc.stdint cimport int64_t, uint32_t

@@ -89,28 +89,30 @@ cdef class Ticket:
 
     @property
     def lane(self) -> int:
-        """A number that all requests for the same instances share; 0 when the request is over."""
+        """A number for the lane of the request; 0: it has none, or is over."""
         cdef Request *request = self.request
         return <uintptr_t>request.lane if request != NULL else 0
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for the instances that this one needs, or has."""
+        """How many requests wait in the lane of this one."""
         cdef Request *request = self.request
         cdef Lane *lane = <Lane *>request.lane if request != NULL else NULL
         return lane.scheduler.pending(lane) if lane != NULL and lane.scheduler != NULL else 0
 
     def taken(self) -> None:
-        """The oldest delivered response of a stream has been sent to the client: the model may send more."""
+        """Acknowledge the oldest delivered response of a stream, which was sent: the model may send more."""
         self.acks.popleft()
 
     def cancel(self) -> None:
         """Cancel the request: no response is delivered any more, and it is not executed if it still waits."""
-        cdef Request *request = self.request
+        cdef Request *request
+        front_enter()  # first: while this thread waits for the front, the final response may be delivered
+        request = self.request
         if request != NULL:
             self.request = NULL
-            self.deliver = None
-            front_enter()
             bridge_abandon(request)
-            front_leave()
+        front_leave()
+        if request != NULL:
+            self.deliver = None
             Py_DECREF(self)

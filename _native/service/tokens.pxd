@@ -32,8 +32,8 @@ cdef struct Tokens:
     uint32_t rights_capacity
     Rights anonymous         # of callers without a token; no groups: a token is required
 
-# The rights of this token, and its id; NULL if it is unknown. The time is the same for all unknown tokens of one
-# length: the hash is keyed, and after an equal hash the whole text is compared.
+# The rights of this token; NULL if it is unknown. `id` becomes its id. The time tells nothing about the known tokens:
+# the hash is keyed, and after an equal hash the whole text is compared.
 cdef const Rights *tokens_find(const Tokens *tokens, const uint8_t *text, size_t size, uint64_t *id) noexcept nogil
 # The rights that the token with this id has now; NULL if it does not exist any more.
 cdef const Rights *tokens_of_id(const Tokens *tokens, uint64_t id) noexcept nogil

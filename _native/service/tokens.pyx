@@ -22,7 +22,7 @@ GROUPS = (
 cdef enum:
     FIRST_PLACES = 64
     FIRST_TEXT = 1 << 12
-    RESERVED = 2             # ids up to this are of no token: an unknown caller, an empty place, access.TRUSTED
+    RESERVED = 2             # no token has an id up to this: 0 is an unknown caller or a free place, 2 access.TRUSTED
 
 
 # ---------------------------------------------------------------------------------------------------------------------

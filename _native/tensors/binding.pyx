@@ -1,8 +1,8 @@
 """Binding: decodes a request's message, and checks it against its model.
 
 The rules, and the texts of errors on which Triton's clients and tests depend, are those of Triton's front end and core
-(https://github.com/triton-inference-server, "infer_handler.cc", "infer_request.cc"). Each text goes on with what was
-expected and what came.
+(https://github.com/triton-inference-server, "infer_handler.cc", "infer_request.cc"). The texts add what was expected
+and what came.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -38,8 +38,8 @@ cdef extern from *:
     bint mul_overflow "__builtin_mul_overflow"(int64_t a, int64_t b, int64_t *out) nogil
 
 cdef enum:
-    MAX_ROWS = 1 << 30       # of a request that is split
-    MAX_PARTS = 4096         # that it is split into
+    MAX_ROWS = 1 << 30       # of a request that is split into parts
+    MAX_PARTS = 4096
 
 
 cdef bint request_decode(Request *request, Block *block, const uint8_t *data, size_t size) noexcept nogil:
@@ -76,7 +76,7 @@ cdef void request_identify(Request *request) noexcept nogil:
 # --- inputs
 
 cdef inline int input_at(const Signature *signature, uint32_t place, Str name) noexcept nogil:
-    # Does what input_find does, faster for clients that send the inputs in the order of the model.
+    # The same as input_find, but faster for clients that send the inputs in the order of the model.
     cdef const Str *expected = &signature.inputs[place].name
     if (place < signature.input_count and expected.size == name.size
             and memcmp(expected.data, name.data, name.size) == 0):
@@ -183,7 +183,8 @@ cdef bint request_check(Request *request) noexcept nogil:
 
 
 cdef bint find_data(Request *request, const InputHead *head, uint32_t position, int index) noexcept nogil:
-    # Set the bytes of this input: an entry of raw_input_contents, or typed contents, which are converted.
+    # Set the data of this input: the entry `position` of raw_input_contents, or its typed contents, which are
+    # converted.
     cdef const Signature *signature = request.signature
     cdef const TensorSignature *tensor = &signature.inputs[index]
     cdef InputData *input = &request.inputs[index]

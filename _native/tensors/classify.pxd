@@ -16,10 +16,10 @@ cdef enum ClassifyResult:
 cdef enum:
     CLASSIFY_LIMIT = 1000000
 
-# Classify `rows` rows of `elements` elements each, row-major at `data`. `out` becomes a block with one reference and
-# *out_size bytes: for each row min(k, elements) BYTES elements (a 4-byte little-endian length, then the text), greatest
-# value first. Equal values are ordered by ascending index, NaN comes after all numbers. Floats are printed with six
-# decimals. `labels` (NULL: none) is by index; an empty or missing label is left out, with its colon.
-# After an error `out` is unchanged.
+# Classify `rows` rows of `elements` elements each, which lie one row after the other at `data`. `out` becomes a block
+# with one reference and *out_size bytes: for each row min(k, elements) BYTES elements (a 4-byte little-endian length,
+# then the text), the greatest value first. Equal values are ordered by ascending index; NaN comes after all numbers.
+# Floats have six decimals. `labels` has the label of each index (NULL: there are none); an empty or missing label is
+# left out, with its colon. After an error `out` is unchanged.
 cdef ClassifyResult classify(const uint8_t *data, Datatype datatype, size_t rows, size_t elements, uint32_t k,
                              const Str *labels, size_t label_count, Block **out, size_t *out_size) noexcept nogil

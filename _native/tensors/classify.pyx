@@ -186,7 +186,7 @@ cdef ClassifyResult classify(const uint8_t *data, Datatype datatype, size_t rows
     if k == 0:
         rows = 0
     cdef Row row = Row(data, datatype, datatype_size(datatype))
-    # every row's best, kept between measuring and writing; no more elements than there are in `data`
+    # The best of every row, for measuring and for writing. They are no more than the elements of `data`.
     cdef Candidate *top = <Candidate *>malloc((rows * k + 1) * sizeof(Candidate))
     if top == NULL:
         return CLASSIFY_NO_MEMORY

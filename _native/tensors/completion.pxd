@@ -4,8 +4,8 @@ from libc.stdint cimport uint32_t
 
 from inferd._native.request.request cimport Response
 
-# Check that every wanted output exists, and convert it as the client asked; only steps of ensembles may lack outputs.
-# False: the response carries the error.
+# Check that every wanted output exists, and bring it into the form that the client asked for. Only steps of ensembles
+# may lack outputs. False: the response carries the error.
 cdef bint response_complete(Response *response) noexcept nogil
 
 # Fail the response because the model has not set this output.

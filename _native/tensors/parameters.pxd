@@ -3,7 +3,7 @@
 from inferd._native.protobuf.codec cimport Str
 from inferd._native.request.request cimport Request
 
-# Read the parameters from the decoded message. If several have the same key, the last one counts; earlier ones may be
+# Read the parameters from the decoded message. Of several with the same key the last one counts, and the others may be
 # malformed. False: status and details are set.
 cdef bint take_parameters(Request *request) noexcept nogil
 # Read only the parameters of the sequence; the next take_parameters reports errors in them.

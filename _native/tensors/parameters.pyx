@@ -40,10 +40,10 @@ cdef enum Fault:
     NEEDS_NATURAL
     NEEDS_TEXT_OR_INT64
     NEEDS_ANY
-    TOO_LONG                 # too long, because a sequence keeps its id
+    TOO_LONG                 # the id of a sequence, which keeps it
 
 cdef enum:
-    LONGEST_ID = 4096        # bytes of a sequence's
+    LONGEST_ID = 4096        # bytes of a sequence's id
 
 
 cdef inline bint is_text(Str s, const char *text) noexcept nogil:
@@ -91,7 +91,7 @@ cdef Fault take_parameter(Request *request, const Parameter *p) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Parameters that a later one with the same key replaces
+# Malformed parameters: those count that no later parameter with the same key replaces
 
 cdef inline bint put_key(uint32_t *slots, uint32_t mask, const Parameter *parameters, uint32_t index) noexcept nogil:
     # False: a parameter with this key is there already
@@ -108,7 +108,7 @@ cdef inline bint put_key(uint32_t *slots, uint32_t mask, const Parameter *parame
 
 
 cdef int64_t first_wrong(Request *request) noexcept nogil:
-    # The index of the first wrong parameter that counts; the number of parameters if all are right; -1: no memory.
+    # The index of the first malformed parameter that counts; the number of parameters if there is none; -1: no memory.
     cdef const Parameter *parameters = request.message.parameters
     cdef uint32_t count = request.message.parameter_count
     cdef uint32_t wrong = count
@@ -164,7 +164,7 @@ cdef bint refuse_parameter(Request *request, const Parameter *p) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 
 cdef bint take_all(Request *request) noexcept nogil:
-    # False: some are wrong
+    # False: some are malformed
     cdef bint good = True
     cdef uint32_t i
     for i in range(request.message.parameter_count):

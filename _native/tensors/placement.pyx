@@ -140,7 +140,7 @@ cdef inline int64_t scope_of(const Request *request, const RegionAccess *access)
 
 cdef Placement *take_placement(Request *request, const RegionAccess *access, Str tensor, uint32_t first,
                                uint32_t count) noexcept nogil:
-    # the first of the request's placements; NULL: status and details are set
+    # a new placement, the first of the request's; NULL: status and details are set
     cdef int64_t scope = scope_of(request, access)
     cdef Reference wanted
     cdef Region *region
@@ -204,7 +204,7 @@ cdef bint place_input(Request *request, const RegionAccess *access, const InputH
 
 cdef bint may_be_copied(Request *request, const RegionAccess *access, const TensorSignature *tensor,
                         const Placement *placement) noexcept nogil:
-    # a client must not make the server use more memory by a reference than by a message
+    # By a short reference a client must not make the server use more memory than by the largest message.
     if (placement.size <= access.max_copied
             or (tensor.datatype != DT_BYTES and placement.region.kind == REGION_SYSTEM
                 and placement.region.block.sharing != SHARED_WITH_STRANGER)):
@@ -216,7 +216,7 @@ cdef bint may_be_copied(Request *request, const RegionAccess *access, const Tens
 
 
 cdef inline bint may_stay(const Request *request, const TensorSignature *tensor) noexcept nogil:
-    # whether the server does not read its elements before an instance has the request
+    # whether nobody reads the elements of the input before an instance has the request
     cdef const Lane *lane = <const Lane *>request.lane
     return (lane != NULL and lane.fetches_late and tensor.datatype != DT_BYTES and not tensor.padded
             and not tensor.values)

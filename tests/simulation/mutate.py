@@ -1092,8 +1092,8 @@ FAULTS = (
     fault(
         "a token that allows some models allows all",
         "service/access",
-        "data, model.size):\n            return ALLOWED\n    return MODEL_DENIED\n",
-        "data, model.size):\n            return ALLOWED\n    return ALLOWED\n",
+        "data, model.size):\n            return ALLOWED\n    return MODEL_DENIED if",
+        "data, model.size):\n            return ALLOWED\n    return ALLOWED if",
     ),
     fault(
         "a client writes parameters that models take for headers",

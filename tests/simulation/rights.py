@@ -22,7 +22,7 @@ SHARE = 0.12  # of simulations in which tokens are asked for
 PERMISSION_DENIED, UNAUTHENTICATED = 7, 16
 PATTERNS = ("*", "*", "*a*", "p*", "*e*", "?a*", "*s", "nobody")
 NO_MEMORY = ("", "out of memory")  # in place of a text
-TEXTS = ("calls need a token", "the token is not known", "the token does not allow")
+TEXTS = ("calls need a token", "needs a token", "the token is not known", "the token does not allow")
 HEADER = "authorization"
 WRONG = ("Bearer nothing", "Basic token 1", "Bearer ", "token 1", "bearer token 1x")
 
