@@ -8,7 +8,7 @@ cdef enum Sharing:
     # which other process writes to the memory of a block
     SHARED_WITH_NOBODY
     SHARED_WITH_FRIEND       # that of a client that is trusted not to write while its own request uses the memory
-    SHARED_WITH_STRANGER     # that of a client that may write at any time: copy the data before anything depends on them
+    SHARED_WITH_STRANGER     # that of a client that may write at any time: copy the data before their first use
 
 cdef struct Block:
     uint8_t *data            # 256-byte aligned if it comes from a resource; for a GPU, not an address of the host
