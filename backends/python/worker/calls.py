@@ -100,7 +100,12 @@ class OpenCall(Call):
             return self._take()
         future = self.future(asyncio.get_running_loop())
         self._resolve()  # it may have come in between
-        response: InferenceResponse = await future
+        try:
+            response: InferenceResponse = await future
+        except asyncio.CancelledError:
+            if not future.cancelled():  # the response had come: it is for the next caller
+                self._arrived.appendleft(future.result())
+            raise
         if not self.final:
             self._channel.consumed(self)
         return response

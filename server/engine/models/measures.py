@@ -184,7 +184,8 @@ class Measures:
     def _add_metric(self, user: object, name: str, family: _Family, labels: Labels, bounds: Sequence[float]) -> str:
         metric = family.metrics.get(labels)
         if metric is None:
-            metric = _Metric(tuple(map(float, bounds)))
+            # An infinite bound is left out: every histogram has one already.
+            metric = _Metric(tuple(bound for bound in map(float, bounds) if bound < math.inf))
             if family.kind == "histogram":
                 metric.counts = [0] * (len(metric.bounds) + 1)
             if self._size + metric.size > MOST:

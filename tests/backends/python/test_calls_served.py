@@ -271,3 +271,55 @@ class TritonPythonModel:
 async def test_a_call_goes_through_after_one_for_which_no_thread_could_be_made(tmp_path):
     async with serving(tmp_path, m=WITHOUT_THREADS, other=MISCHIEF) as engine:
         assert (await ask(engine, 7)).array().tolist() == [[7]]
+
+
+COUNTS = """
+import pathlib, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.go = pathlib.Path(args["model_repository"]).parent / "go"
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(4):
+                while number == 1 and not self.go.exists():
+                    time.sleep(0.001)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[number]], np.int64))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+GIVES_UP_ONCE = """
+import asyncio, pathlib
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.go = pathlib.Path(args["model_repository"]).parent / "go"
+
+    async def execute(self, requests):
+        [request] = requests
+        call = pb_utils.InferenceRequest(model_name="counts", inputs=request.inputs())
+        responses = await call.async_exec(decoupled=True)
+        found = [await responses.__anext__()]
+        waiting = asyncio.ensure_future(responses.__anext__())
+        await asyncio.sleep(0)
+        self.go.touch()
+        while not responses._call._future.done():
+            await asyncio.sleep(0)
+        waiting.cancel()  # as a time limit does, just when the response has come
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert waiting.cancelled()
+        found += [response async for response in responses]
+        y = [response.output_tensors()[0].as_numpy().item() for response in found if response.output_tensors()]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([y], np.int64))])]
+"""
+
+
+async def test_a_response_that_comes_as_its_coroutine_is_cancelled_is_not_lost(tmp_path):
+    add_model(tmp_path, "counts", COUNTS, CONFIG + "model_transaction_policy { decoupled: true }\n")
+    async with serving(tmp_path, m=GIVES_UP_ONCE) as engine:
+        assert (await ask(engine, 1)).array().tolist() == [[0, 1, 2, 3]]

@@ -396,3 +396,14 @@ async def test_text_of_a_metric_that_is_not_utf_8_is_shown_in_part(tmp_path):
         page = b"".join(OwnMetrics().render(engine.measures.snapshot(), (), openmetrics=False)).decode()
         assert "# HELP files of ?" in page
         assert 'files{file="caf?"} 2' in page
+
+
+async def test_an_infinite_bucket_is_shown_once(tmp_path):
+    """Models bring it from other clients of Prometheus, which refuses two samples with the same labels."""
+    code = MEASURING.replace("buckets=[1.0, 2.5]", "buckets=[1.0, float('inf')]")
+    async with serving(tmp_path, m=code) as engine:
+        assert (await ask(engine, 3)).array().item() == 1
+        page = b"".join(OwnMetrics().render(engine.measures.snapshot(), (), openmetrics=False)).decode()
+        assert [line for line in page.splitlines() if line.startswith("sizes_bucket")] == [
+            'sizes_bucket{le="1.0"} 0', 'sizes_bucket{le="+Inf"} 1'
+        ]  # fmt: skip
