@@ -239,7 +239,11 @@ class Worker:
 
     def _check_ready(self, number: int) -> None:
         # On a thread of its own: a slow check must not delay other work.
-        threading.Thread(target=self._answer_ready, args=(number,), name="inferd-is-ready", daemon=True).start()
+        thread = threading.Thread(target=self._answer_ready, args=(number,), name="inferd-is-ready", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the limit of threads is reached; the thread that reads must go on
+            self._connection.tell_ready(number, False, str(error))
 
     def _answer_ready(self, number: int) -> None:
         ready, why = False, ""

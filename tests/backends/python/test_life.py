@@ -502,3 +502,23 @@ async def test_a_long_line_of_output_becomes_several(tmp_path, caplog):
         pass
     lines = [len(record.getMessage()) - len("m_0_0: ") for record in caplog.records if "yy" in record.getMessage()]
     assert lines == [8192, 8192, 8192, 8192, 5424, *[8192] * 8, 4464]
+
+
+async def test_a_question_for_which_no_thread_can_be_made_disturbs_no_later_one(tmp_path):
+    code = """
+    import pathlib, threading
+    start = threading.Thread.start
+    def refuse(thread):
+        if thread.name == "inferd-is-ready":
+            threading.Thread.start = start
+            raise RuntimeError("can't start new thread")
+        start(thread)
+    threading.Thread.start = refuse
+    class TritonPythonModel:
+        def is_ready(self):
+            return True
+        def execute(self, requests):
+            return []
+    """
+    async with serving(tmp_path, m=code) as engine:
+        assert [await engine.model("m").check() for _ in range(2)] == [False, True]
