@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 from inferd._native.request.request cimport Request
 
 cdef enum:
-    KEY_PARAMETERS = 64          # requests with more parameters are never identical
+    KEY_PARAMETERS = 64          # requests with more parameters neither share an execution nor use the cache
     KEY_SMALL = 4096             # inputs of up to so many bytes are always compared byte by byte
 
 cdef struct Digest:

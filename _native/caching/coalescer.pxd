@@ -16,8 +16,8 @@ cdef struct Memo:
     Request *work            # goes to the model, and keeps the response
     uint32_t output_count    # of requested outputs
     Requests waiting         # for the response, in order of arrival
-    uint32_t count           # their number
-    uint32_t late            # and the number of those behind others, because their time in the queue is over
+    uint32_t count           # the number of waiting requests
+    uint32_t late            # the number of these that go behind others, because their time in the queue is over
     bint taken               # an instance has the work: the terms of waiting requests do not matter any more
     bint stale               # a request has left, so the terms of the others may be weaker: see coalescer_settle
     bint answered

@@ -1,7 +1,7 @@
 # The functions of the CUDA driver that inferd uses, found at run time; the ABI of CUDA 12 (cuda.h), declared by hand.
 #
-# The functions of the table may be called only after `load` has succeeded: `cuda_ready`. Each returns a Result, which
-# `check` converts for Python.
+# The functions of the table may be called only after `load` has succeeded: `cuda_ready`. Each returns a Result, from
+# which `check` makes an exception.
 
 ctypedef int Result
 ctypedef int CudaDevice

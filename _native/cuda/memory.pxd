@@ -24,8 +24,8 @@ cdef class DriverMemory(PooledMemory):
     cdef int32_t told
     cdef int begin(self, const char *name, Device device, int node, object limit, size_t slab,
                    Backing *backing) except -1
-    # A block of the pool; NULL: the pool has none. That is counted, and logged the first time with `instead`, which
-    # says what the server does.
+    # A block of the pool; NULL: the pool has none. Each such case is counted. The first is logged with `instead`, the
+    # text that says what the server does instead.
     cdef Block *take_or_tell(self, size_t size, const char *instead) noexcept nogil
 
 

@@ -1,8 +1,9 @@
 """Shared memory regions of clients on a GPU: opened once, read and written by copies, and closed after the last user.
 
 The thread of `inferd._native.cuda.closing` closes them, because the last user may be an I/O thread, and the driver may
-wait for the device. A region has a stream of its own. The protocol has no events: the client finishes writing before it
-sends a request, and the server before it responds, so the copies here wait for their end.
+wait for the device. A region has a stream of its own. Client and server share no CUDA events: the client finishes
+writing before it sends a request, and the server before it responds. So each function here returns when its copy is
+complete.
 """
 
 from libc.stdint cimport uint8_t
@@ -29,7 +30,7 @@ from inferd._native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRA
 from inferd._native.memory.shm cimport REGION_CUDA, Region, Regions, region_new
 
 cdef struct Opened:
-    # the resources of a region; it has its own reference to the context, because it may be closed after all others
+    # the resources of a region, with a reference of its own to the context: the region may outlive all other users
     CudaDevice device
     Context context
     DevicePointer address

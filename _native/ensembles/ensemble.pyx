@@ -64,7 +64,7 @@ cdef void wake(Lane *lane) noexcept nogil:
 
 
 cdef bint remove(Lane *lane, Request *request) noexcept nogil:
-    # abandon its steps; the request returns like after any response
+    # end the run, which abandons its steps; the request returns over the bridge, as after any response
     cdef Run *run = <Run *>request.run
     if run != NULL:
         request_fail(request, STATUS_CANCELLED, format_text("the request was cancelled"))

@@ -1,4 +1,4 @@
-# The graph of an ensemble, compiled when it is loaded; nothing of it changes afterwards.
+# The graph of an ensemble, compiled when it is loaded. Nothing but PlanEdge.place changes afterwards.
 #
 # A step writes a tensor of the ensemble, or the request contains it. Steps behind a decoupled step run once for each of
 # its responses: the decoupled step opens a scope inside its own, to which its outputs and everything made of them
@@ -13,7 +13,7 @@ cdef struct PlanEdge:
     Str name
     uint32_t tensor
     bint optional            # an input that the model can omit
-    uint32_t place           # its last index in the model; looked at first
+    uint32_t place           # index at which the last request found it in the model; the next one looks there first
 
 cdef struct PlanStep:
     Str model

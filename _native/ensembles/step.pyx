@@ -101,7 +101,7 @@ cdef bint step_should_run(StepCall *call, int *status, char **details) noexcept 
 # The request
 
 cdef inline bint is_at(const PlanEdge *edge, const TensorSignature *tensors, uint32_t count) noexcept nogil:
-    # whether the model has the tensor at the index of the last time, as nearly always
+    # whether the tensor is where the last request found it in the model, as nearly always
     return edge.place < count and tensors[edge.place].name.size == edge.name.size and memcmp(
         tensors[edge.place].name.data, edge.name.data, edge.name.size) == 0
 

@@ -25,7 +25,7 @@ cdef struct NativeBatch:
     const char *instance     # its name
     const char *why          # the reason for which it left its queue, static text of the scheduler; NULL: unknown
     int64_t busy_ns          # summed time in which batches were executed; other threads read it
-    int64_t busy_before_ns   # the begin of the time that counts: before it, another batch of the instance was executed
+    int64_t busy_before_ns   # busy_ns counts from here at the earliest: before, the instance executed another batch
     int64_t running          # requests that are executed now; other threads read it
     int64_t taken_ns
     int64_t input_end_ns

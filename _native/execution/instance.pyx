@@ -160,9 +160,9 @@ cdef class InstanceLoop(ExecutionLoop):
                 self.executor(&self.batch, self.context)
             batch_finish(&self.batch)
 
-    cdef void serve_in_python(self, Request *chain, bint with_deputy) noexcept nogil:
+    cdef void serve_in_python(self, Request *chain, bint with_alternate) noexcept nogil:
         self.take(&self.batch, chain)
-        if with_deputy:
+        if with_alternate:
             self.serve_alternating()
             return
         if self.batch.count:

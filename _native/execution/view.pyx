@@ -151,7 +151,7 @@ cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype data
 # In from Python
 
 cdef Datatype datatype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
-    # native struct format characters; the width tells `l` of different platforms apart
+    # native struct format characters; the width decides, because `l` has another one on each platform
     cdef char c
     if format == NULL:
         return DT_UINT8

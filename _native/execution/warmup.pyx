@@ -25,7 +25,7 @@ import select
 
 
 cdef void take_response(void *sink, Response *response, int status, const char *details) noexcept nogil:
-    # there always is a response: warm-up requests have no deadline, and end when the model does
+    # `response` is never NULL: warm-up requests have no deadline, and only the model ends them
     cdef Outcome *outcome = <Outcome *>sink
     if status and outcome.status == 0:
         outcome.status = status

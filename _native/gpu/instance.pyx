@@ -113,6 +113,8 @@ cdef class GpuLoop(ExecutionLoop):
         self.set = self.pipeline.acquire()
 
     cdef void go_on(self) noexcept nogil:
+        # the set that get_ready has acquired gets no batch
+        self.pipeline.computed()
         self.pipeline.release(self.set)
 
     cdef void serve(self, Request *chain) noexcept nogil:

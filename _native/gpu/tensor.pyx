@@ -20,7 +20,7 @@ cdef class DeviceTensor(Tensor):
         return (DLPACK_CUDA, self.device)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """A DLPack capsule over the same memory. The batch's stream is in order with it; others have to wait."""
+        """A DLPack capsule over the same memory. Work on other streams than the batch's has to wait for that one."""
         return self.lend(NULL, DLPACK_CUDA, self.device, <void *><uintptr_t>self.address, dl_device, copy, False,
                          None)
 

@@ -7,8 +7,8 @@ for the end of a batch that began without it, nor pay the fixed time of a batch 
 
     n (g + r/n s) < f - g,    which is    (n + 1) g + r s < f.
 
-While another instance is free, waiting does not pay: that instance would execute the next request at once. Nor does it
-if f is no longer than an instance takes to wake.
+While another instance is free, waiting does not pay: that instance would execute the next request at once. Waiting
+does not pay either if f is shorter than the time in which a thread wakes.
 
 Waiting is a bet on the next request. The instance gives it up when no request has come within three times g, and when
 it has waited for f in all. Whatever the delay, waiting requests are executed before their own time is over

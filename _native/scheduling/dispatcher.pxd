@@ -139,7 +139,7 @@ cdef void consumer_wake(Consumer *consumer, Given given) noexcept nogil
 cdef void claim_give(Claim *claim) noexcept nogil
 
 # Decide about all lines that have changed, and, if resources were given back, about lines that lack some. `asking` is
-# the consumer that decides, or for which the front does; it goes first and is not woken. Returns woken consumers, and
-# idle ones whose `watch_ns` has changed, as a chain by `next_woken`. With `by_front`, consumers that the front can use
-# do not look again themselves: the front takes care of `watched_ns` of lines without a watcher.
+# the consumer whose thread calls this, or for which the front does: it goes first and is not woken. Returns woken
+# consumers, and idle ones whose `watch_ns` has changed, as a chain by `next_woken`. With `by_front`, consumers that the
+# front can use do not look again themselves: the front takes care of `watched_ns` of lines without a watcher.
 cdef Consumer *dispatcher_decide(Dispatcher *self, int64_t now, Consumer *asking, bint by_front) noexcept nogil

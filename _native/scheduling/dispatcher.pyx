@@ -9,10 +9,11 @@ it: no wake-up can reach the wrong thread or get lost.
 The dispatcher also grants resources (the rate limiter). A line that has a batch is put on a list, to wait for
 resources. Of all consumers on the list whose resources are free, the one with the smallest virtual time goes first. A
 consumer whose resources are not free is passed over, so that free resources do not lie idle. One that needs much of a
-resource could wait for ever while others share it: once they are PATIENCE of its executions ahead of it, it is
-*overdue*, and they leave it what it needs. An execution adds a claim's priority to its virtual time, so claims that
-always have work execute in inverse proportion to their priorities. A claim without work for a while continues at the
-virtual time that the others have reached: it neither catches up nor waits for them.
+resource could wait for ever while others share it: once the virtual time of the others is ahead by PATIENCE of its
+executions, the consumer is *overdue*, and the others leave it the resources that it needs. An execution adds a claim's
+priority to its virtual time, so claims that always have work execute in inverse proportion to their priorities. A claim
+without work for a while continues at the virtual time that the others have reached: it neither catches up nor waits for
+them.
 
 When the requests of a line wait for more requests, the line must be looked at again once that no longer pays: one idle
 consumer watches the clock for it (`Line.watcher`), or the front does.
@@ -28,7 +29,7 @@ from inferd._native.threads cimport mutex_destroy, mutex_init
 
 
 cdef enum:
-    PATIENCE = 8             # a consumer is overdue once the others are so many of its executions ahead
+    PATIENCE = 8             # so many of its executions may others be ahead before a consumer is overdue
 
 
 cdef void dispatcher_init(Dispatcher *self, bint limited) noexcept nogil:

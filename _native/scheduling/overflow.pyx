@@ -72,8 +72,8 @@ cdef void refuse_ousted(Request *chain) noexcept nogil:
     while chain != NULL:
         following = chain.next
         request_refuse(chain, REFUSAL_QUEUE_FULL, format_text(
-            "Exceeds maximum queue size: the queue of model '%s' version %s is full, and no client has more requests "
-            "waiting in it than this one; such a client's are refused first, so that others are served",
+            "Exceeds maximum queue size: the queue of model '%s' version %s is full, and this client has the most "
+            "requests waiting in it: those of such a client are refused first, so that other clients are served",
             chain.signature.name.data, chain.signature.version_text.data))
         account_failed(chain, now, FAILURE_OTHER)
         bridge_return(<Bridge *>chain.bridge, &chain.response, &chain.response)

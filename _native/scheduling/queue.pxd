@@ -23,14 +23,14 @@ cdef struct Queue:
     Duration waited          # batches for which an idle instance waited, and the time
     int64_t waits_since      # since when one waits although there are requests; 0: none does
     uint32_t held            # hold batches until so many requests have been queued at once; 0: do not
-    uint64_t enough_rows     # no batch before watched_ns with fewer rows, if added requests are of one kind
-    int64_t end_ns           # when one of the requests of that wait must have been executed; NEVER: no limit
+    uint64_t enough_rows     # with fewer rows there is no batch before watched_ns, if the requests that come are alike
+    int64_t end_ns           # when the first of the waiting requests must have been executed; NEVER: no limit
     Shares shares            # of clients, while the queue is full or was until recently
     uint32_t full_count      # requests that waited when it was full
     bint gathers             # takes requests of one shape from among others, if responses need no order
     bint attends             # arrivals and departures must be noted: it is timed, or counts shares
     bint closed
-    PythonEvent first_came   # calls `first` of the QueueLane, its owner; without one there is no call
+    PythonEvent first_came   # calls `first` of its owner, the QueueLane; without an owner it calls nothing
     PythonEvents *posted_to  # where `first_came` has been posted; NULL: nowhere yet
 
 # The Scheduler's functions, with the lock held and without a decision. Put a request in; `ousted` becomes a chain of

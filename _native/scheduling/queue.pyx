@@ -7,8 +7,9 @@ grow exactly while all instances are busy, and no request waits beside an idle i
 
 Requests of different shapes share no batch. When a request of another shape closes a batch, waiting requests of the
 batch's shape behind it join, so alternating shapes make batches as large as a single shape. The request that has waited
-longest is always served next, so a request is passed by at most the batches of those before it. Within one shape the
-order stays, and requests pass only others of their own priority. With `preserve_ordering` no request passes another.
+longest is always served next, so only requests that join the batch of an earlier request pass others. Within one shape
+the order stays, and requests pass only others of their own priority. With `preserve_ordering` no request passes
+another.
 
 `inferd._native.scheduling.levels` has the order of service and the limits of number and time. If there is no room for a
 request, requests of the client with most of the queue make room (`inferd._native.scheduling.overflow`). Timers of the

@@ -41,16 +41,16 @@ from inferd._native.request.statistics cimport (
 from inferd._native.threads cimport lock, unlock
 
 cdef enum:
-    # Bytes that are enough for one of these.
+    # The most bytes that each part of the message takes, without its texts.
     DURATION_BYTES = MESSAGE_BYTES + 2 * NUMBER_BYTES
     DURATIONS_BYTES = MESSAGE_BYTES + 8 * DURATION_BYTES
     FAILURE_BYTES = MESSAGE_BYTES + TEXT_BYTES + 8 + DURATION_BYTES
     TIME_BYTES = MESSAGE_BYTES + 2 * NUMBER_BYTES
     ADAPTIVE_BYTES = MESSAGE_BYTES + 4 * NUMBER_BYTES + DURATION_BYTES
-    MEMORY_BYTES = MESSAGE_BYTES + TEXT_BYTES + 2 * NUMBER_BYTES     # and its kind
+    MEMORY_BYTES = MESSAGE_BYTES + TEXT_BYTES + 2 * NUMBER_BYTES
     BATCH_BYTES = MESSAGE_BYTES + NUMBER_BYTES + 3 * DURATION_BYTES
     RESPONSE_BYTES = 2 * MESSAGE_BYTES + TEXT_BYTES + 10 + 6 * DURATION_BYTES
-    # of each version, with the tags and lengths of its name and version
+    # of each version, without its batches, responses and memory
     VERSION_BYTES = (MESSAGE_BYTES + 2 * TEXT_BYTES + 3 * NUMBER_BYTES + DURATIONS_BYTES + FAILURES * FAILURE_BYTES
                      + QUEUE_TIMES * TIME_BYTES + ADAPTIVE_BYTES)
 
@@ -162,8 +162,8 @@ cdef uint8_t *put_counters(uint8_t *out, Statistics *statistics) noexcept nogil:
 # Versions
 
 cdef uint8_t *begin_version(Buffer *buffer, Lane *lane, size_t more) noexcept nogil:
-    # Write what a lane says of itself, with room for `more` bytes behind it; returns the end. NULL: no memory. The
-    # place of the length is one byte behind buffer.size.
+    # Write the name and the counters of a version, with room for `more` bytes behind them; returns the end. NULL: no
+    # memory. The caller writes the length of the entry at the byte behind buffer.size.
     cdef Statistics *statistics = &lane.statistics
     cdef Str name = lane.signature.name
     cdef Str version = lane.signature.version_text

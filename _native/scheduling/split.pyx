@@ -1,7 +1,7 @@
 """Splitting: a request with more rows than max_batch_size becomes several, for different batches and instances.
 
-The parts share the data of the whole request. It waits for them, with its own deadline, and is answered with the last
-part; the first error ends it, and the queued parts. Everything happens in the front.
+The parts share the data of the whole request, which waits for them with its own deadline. It is answered when the last
+part has been. The first error of a part ends the whole request and the other parts. Everything happens in the front.
 """
 
 from libc.stddef cimport size_t
@@ -247,7 +247,7 @@ cdef bint join_all(Split *split) noexcept nogil:
 
 
 cdef uint32_t lacking(const Split *split, uint32_t output) noexcept nogil:
-    # parts of a step that the model has answered without this output
+    # the number of parts whose response lacks this output, as only a response to a step may
     cdef uint32_t count = 0
     cdef uint32_t i
     for i in range(split.count):

@@ -29,8 +29,8 @@ cdef void consumer_release(Consumer *consumer) noexcept nogil
 # From any thread: the consumer gets GIVEN_END when it takes next, or now if it waits.
 cdef void consumer_retire(Lane *lane, Consumer *consumer) noexcept nogil
 
-# In the front, which has ended a batch on the instance: the next batch. NULL: the instance is no longer lent to the
-# loop.
+# In the front, after a batch of the instance has ended: its next batch. NULL: the instance is no longer lent to the
+# front.
 cdef Request *consumer_next(Consumer *consumer) noexcept nogil
 # In the front: pass this batch, which has not begun, to the instance's thread. NULL: GIVEN_BACK.
 cdef void consumer_recall(Consumer *consumer, Request *batch) noexcept nogil

@@ -90,7 +90,7 @@ cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept n
     if request.sequence_end and not request.sequenced.unasked:
         request.sequenced.end_reason = END_CLIENT
     sequence.running = request
-    sequence.begun = not request.sequenced.unasked  # a START behind the notice of an end may never run
+    sequence.begun = not request.sequenced.unasked  # not after a notice of an end: the START behind it may never run
     slots_set_of(slots, sequence).running += 1
     if slots.direct and request.sequence_end and sequence.queue.first == NULL:
         slots_release(slots, sequence, now)   # its row is free for the next batch
@@ -150,7 +150,7 @@ cdef Request *cut_oldest(Slots *slots, InstanceSlots *slot_set, int64_t now, Bat
 # Direct
 
 cdef Sequence *find_like(const Slots *slots, const InstanceSlots *slot_set, int64_t now, int64_t *wake) noexcept nogil:
-    # the sequence whose request decides what a batch looks like; NULL: there is none yet
+    # the sequence whose request determines the shapes of the next batch; NULL: there is no batch yet
     cdef Sequence *oldest = NULL
     cdef Sequence *sequence
     cdef uint32_t ready = 0
@@ -175,7 +175,7 @@ cdef Sequence *find_like(const Slots *slots, const InstanceSlots *slot_set, int6
 
 
 cdef Request *null_new(const Request *like) noexcept nogil:
-    # an idle row with the tensors of another; NULL: no memory
+    # an idle row with the tensors of `like`, which the model must not change through it; NULL: no memory
     cdef Request *request = request_new()
     cdef uint32_t i
     if request == NULL:

@@ -51,6 +51,7 @@ from inferd._native.sequences.slots cimport (
     slots_ready,
     slots_set_of,
     slots_stir,
+    slots_tie,
 )
 from inferd._native.status cimport STATUS_INVALID_ARGUMENT, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
 from inferd._native.text cimport clip, format_text
@@ -210,7 +211,7 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
     if request.sequence_start:
         sequence.rows = request.rows
         if slots.tied:
-            sequence.stream = request.origin.stream
+            slots_tie(slots, sequence, request.origin.stream)
     request_move(request, REQUEST_NEW, REQUEST_QUEUED)
     request.queued_ns = now
     sequence_append(sequence, request)

@@ -17,6 +17,8 @@ cdef struct Sequence:
     Sequence *in_bucket      # the next in its bucket of the table
     bint listed              # in the table: further requests with its id belong to it
     uint64_t stream          # with which the sequence ends; 0: none
+    Sequence *before         # in the list of its stream: see Slots.tied_to
+    Sequence *behind
     # the requests that wait, in order, and the one that an instance has
     Requests queue
     Request *running

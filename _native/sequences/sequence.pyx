@@ -1,8 +1,8 @@
 """Sequences: the id, the waiting requests, and the state that the model has given a sequence.
 
-The state of a sequence is in memory of its own: the model's output is copied there, unless the model wrote it there, or
-the memory contains nothing else. So a sequence that pauses keeps no batch alive, and a model that writes to its inputs
-affects no other request.
+The state of a sequence is in memory of its own. The model's output is copied there, unless the model has written it
+there; if the block of the output contains little else, the block becomes the memory of the state. So a sequence that
+pauses keeps no batch alive, and a model that writes to its inputs affects no other request.
 """
 
 from libc.stddef cimport size_t
@@ -181,8 +181,8 @@ cdef void states_drop(Sequence *sequence) noexcept nogil:
 
 
 cdef inline bint is_worth_keeping(const InputData *brought) noexcept nogil:
-    # The memory holds little else, so it need not be copied. And it is not Python's: giving that back needs the GIL,
-    # and no thread may wait for the GIL under a lane's lock.
+    # Whether the state can take over the block: the block holds little else, and is not Python's. To give back a block
+    # of Python's needs the GIL, and no thread may wait for the GIL under a lane's lock.
     return brought.block.size_class > FOREIGN and brought.size * 2 >= brought.block.size
 
 

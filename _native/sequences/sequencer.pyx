@@ -497,6 +497,8 @@ cdef class SequenceLane(LaneHandle):
     def stream_ended(self, stream: int) -> None:
         """End the sequences that are tied to this stream. In the front."""
         cdef Sequencer *self_ = self.sequencer()
+        if not self_.slots.tied:
+            return
         lock(&self_.dispatcher.guard)
         slots_leave(&self_.slots, stream, now_ns())
         decide_and_unlock(self_)

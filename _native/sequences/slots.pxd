@@ -12,6 +12,7 @@ from inferd._native.sequences.sequence cimport Sequence, Sequences, SequenceTabl
 
 cdef enum:
     EVICTIONS = 1024         # ids for which the reason of the end is remembered
+    STREAMS = 256            # lists of sequences that are tied to streams
 
 cdef struct InstanceSlots:
     # the slots of one instance
@@ -56,6 +57,7 @@ cdef struct Slots:
 
     # the current state
     SequenceTable table      # sequences that take further requests
+    Sequence *tied_to[STREAMS]   # sequences that end with a stream, in lists by the number of the stream
     InstanceSlots **slot_sets
     uint32_t slot_set_count
     Vacancy *vacant          # binary heap from index 1: the lowest slot first, then the lowest instance
@@ -86,6 +88,8 @@ cdef void slots_clear(Slots *slots) noexcept nogil
 # For arriving requests (inferd._native.sequences.entry) and for batches (inferd._native.sequences.batch). Give a new
 # sequence the lowest free slot; there must be one.
 cdef void slots_place(Slots *slots, Sequence *sequence) noexcept nogil
+# Tie the sequence to this stream, and no longer to another; 0: to none.
+cdef void slots_tie(Slots *slots, Sequence *sequence, uint64_t stream) noexcept nogil
 # Give the sequence's slot to the next of the backlog.
 cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil
 # The sequence's next request may run.

@@ -14,7 +14,7 @@ batching (`inferd._native.scheduling.policy`), in the order in which they became
 
 A sequence ends with the request that has END; when it has had no request for `max_sequence_idle_microseconds`; when a
 request of it is cancelled while it waits, together with the requests behind it; and with its stream, if it is tied to
-one. If the model wants it, the policy makes a request with END and the reason for the last three.
+one. In the last three cases, if the model wants to know, the policy makes a request with END and the reason.
 
 Behaviour follows Triton's sequence batcher ("sequence_batch_scheduler.cc"), except for the differences in
 docs/differences.md.
@@ -223,8 +223,29 @@ cdef void slots_clear(Slots *slots) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # The life of a sequence
 
+cdef void slots_tie(Slots *slots, Sequence *sequence, uint64_t stream) noexcept nogil:
+    cdef Sequence **first
+    if sequence.stream:
+        first = &slots.tied_to[sequence.stream % STREAMS]
+        if sequence.before != NULL:
+            sequence.before.behind = sequence.behind
+        else:
+            first[0] = sequence.behind
+        if sequence.behind != NULL:
+            sequence.behind.before = sequence.before
+    sequence.stream = stream
+    if stream:
+        first = &slots.tied_to[stream % STREAMS]
+        sequence.before = NULL
+        sequence.behind = first[0]
+        if sequence.behind != NULL:
+            sequence.behind.before = sequence
+        first[0] = sequence
+
+
 cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
     # the sequence has no requests
+    slots_tie(slots, sequence, 0)
     slots_unlist(slots, sequence)
     sequences_remove(sequence)
     table_remove_sequence(&slots.table, sequence)
@@ -446,16 +467,13 @@ cdef int64_t slots_evict(Slots *slots, int64_t now) noexcept nogil:
 
 
 cdef void slots_leave(Slots *slots, uint64_t stream, int64_t now) noexcept nogil:
-    cdef Sequence *sequence
+    cdef Sequence *sequence = slots.tied_to[stream % STREAMS]
     cdef Sequence *following
-    cdef uint32_t i
-    for i in range(slots.table.bucket_count if slots.tied else 0):
-        sequence = slots.table.buckets[i]
-        while sequence != NULL:
-            following = sequence.in_bucket
-            if sequence.stream == stream:
-                cut_short(slots, sequence, END_STREAM, now)
-            sequence = following
+    while sequence != NULL:
+        following = sequence.behind
+        if sequence.stream == stream and sequence.listed:
+            cut_short(slots, sequence, END_STREAM, now)
+        sequence = following
 
 
 cdef void slots_supersede(Slots *slots, const Correlation *correlation, int64_t now) noexcept nogil:
