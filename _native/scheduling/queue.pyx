@@ -388,7 +388,8 @@ cdef void learn(Lane *lane, uint32_t rows, int64_t ns) noexcept nogil:
     cdef Queue *queue = <Queue *>lane
     lock(&queue.dispatcher.guard)
     predictor_executed(&queue.predictor, rows, ns)
-    # Executions may take longer than when the wait began. An instance that executes several batches at a time may be idle.
+    # Executions may now take longer than when the wait began. An instance that executes several batches at a time may
+    # be idle meanwhile.
     if queue.line.idle_count and waits_too_long(queue):
         line_look(&queue.line, False)
     else:
