@@ -62,6 +62,7 @@ from inferd._native.transport.stream cimport (
     mark_dirty,
     stream_abandon,
     stream_closed,
+    stream_cut,
     stream_drop_request,
     stream_ended,
     stream_frame,
@@ -330,6 +331,17 @@ cdef int frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *
     return 0
 
 
+cdef int frame_not_sent(nghttp2_session *session, const nghttp2_frame *frame, int error,
+                        void *user_data) noexcept nogil:
+    # Such as headers of a response that are too large for the library: without them the client would wait for ever.
+    cdef Stream *stream = NULL
+    if frame.hd.type == NGHTTP2_HEADERS:
+        stream = stream_of(<Conn *>user_data, frame.hd.stream_id)
+    if stream != NULL:
+        stream_cut(stream, NGHTTP2_INTERNAL_ERROR)
+    return 0
+
+
 cdef void tell_goaway(Conn *conn, const nghttp2_goaway *goaway) noexcept nogil:
     cdef char *text = format_text("GOAWAY %s %.*s", nghttp2_http2_strerror(goaway.error_code),
                                   <int>goaway.opaque_data_len, goaway.opaque_data)
@@ -368,6 +380,7 @@ nghttp2_session_callbacks_set_on_invalid_header_callback2(callbacks, invalid_hea
 nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, data_received)
 nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, frame_received)
 nghttp2_session_callbacks_set_on_frame_send_callback(callbacks, frame_sent)
+nghttp2_session_callbacks_set_on_frame_not_send_callback(callbacks, frame_not_sent)
 nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, stream_close)
 nghttp2_session_callbacks_set_send_data_callback(callbacks, stream_frame)
 nghttp2_session_callbacks_set_data_source_read_length_callback(callbacks, frame_length)

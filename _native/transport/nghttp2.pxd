@@ -124,6 +124,9 @@ cdef extern from "<nghttp2/nghttp2.h>" nogil:
     void nghttp2_session_callbacks_set_on_frame_send_callback(
         nghttp2_session_callbacks *callbacks,
         int (*callback)(nghttp2_session *session, const nghttp2_frame *frame, void *user_data) noexcept)
+    void nghttp2_session_callbacks_set_on_frame_not_send_callback(
+        nghttp2_session_callbacks *callbacks,
+        int (*callback)(nghttp2_session *session, const nghttp2_frame *frame, int error, void *user_data) noexcept)
     void nghttp2_session_callbacks_set_on_stream_close_callback(
         nghttp2_session_callbacks *callbacks,
         int (*callback)(nghttp2_session *session, int32_t stream_id, uint32_t error_code, void *user_data) noexcept)

@@ -717,6 +717,22 @@ def test_headers_beyond_the_limit(echo, peer):
     assert peer.call(ECHO, b"alive").messages == [b"alive"]
 
 
+@pytest.mark.parametrize("begin", [False, True], ids=["status", "initial-metadata"])
+def test_headers_of_a_response_that_are_too_large_end_the_call(echo, peer, begin):
+    """The library does not send them: the client must not wait for a response."""
+    echo.hold = True
+    stream = peer.open("/test.Echo/Large")
+    peer.pump()
+    large = [("k", "v" * 70_000)]
+    if begin:
+        echo.calls[0].send_headers(large)
+    else:
+        echo.calls[0].end(0, metadata=large)
+    peer.pump()
+    assert peer.answers[stream].reset == h2.errors.ErrorCodes.INTERNAL_ERROR
+    assert echo.endpoint.streams == 0
+
+
 def test_many_resets(echo):
     """Streams opened and reset at once leave nothing behind."""
     peer = connected(echo.endpoint)
