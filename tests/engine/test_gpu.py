@@ -289,7 +289,7 @@ async def test_model_that_cannot_be_captured_does_not_load(tmp_path, stub):
         (CONFIG.replace("INT64", "STRING"), "input 'x' is BYTES, which no GPU takes"),
         (
             CONFIG + "optimization { cuda { graph_spec { batch_size: 9 } } }",
-            "at most max_batch_size 8 for model 'm': got 9",
+            "must be 0 to max_batch_size, which is 8, for model 'm': got 9",
         ),
         (
             CONFIG + "optimization { cuda { graph_spec { batch_size: 2 graph_lower_bound { batch_size: 3 } } } }",
@@ -306,7 +306,7 @@ async def test_model_that_cannot_be_captured_does_not_load(tmp_path, stub):
         (
             CONFIG
             + 'optimization { cuda { graph_spec { graph_lower_bound { input { key: "x" value { dim: 5 } } } } } }',
-            "that of input 'x' in graph_lower_bound must be that of graph_spec",
+            "the shape of input 'x' in graph_lower_bound must be the same as in its graph_spec",
         ),
     ],
 )

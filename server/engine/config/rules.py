@@ -228,7 +228,7 @@ def _gpu_options(config: pb.ModelConfig) -> Iterator[Finding]:
         path = ("optimization", "cuda", "graph_spec", index)
         lowest = spec.graph_lower_bound.batch_size if spec.HasField("graph_lower_bound") else spec.batch_size
         if not 0 <= spec.batch_size <= config.max_batch_size:
-            text = f"the batch_size of a graph_spec must be in range [0, {config.max_batch_size}], up to max_batch_size"
+            text = f"the batch_size of a graph_spec must be 0 to max_batch_size, which is {config.max_batch_size},"
             yield Finding((*path, "batch_size"), text, f"got {spec.batch_size}")
         if lowest > spec.batch_size:
             text = f"graph_lower_bound must not be above the batch_size {spec.batch_size} of its graph_spec"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -36,9 +35,6 @@ NOTHING = Override()
 
 MOST = 4 << 20
 """The most characters of a configuration."""
-
-MOST_SHOWN = 255
-"""The most characters of a path that is too long in an error."""
 
 POLLED = "failed to load '{}', failed to poll from model repository: "
 """The beginning of errors about overrides; Triton's errors have no more than this."""
@@ -89,7 +85,7 @@ def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, Tem
         The folder, and the object that removes it, for the time when no version is served from it.
 
     Raises:
-        InvalidArgument: a path leads through another file, or is too long.
+        InvalidArgument: a path leads through another file.
         Exhausted: the server has no descriptor or no memory for them.
         Internal: the files cannot be written.
     """
