@@ -105,10 +105,6 @@ def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, Tem
         raise InvalidArgument(f"Invalid file parameter '{FILE}{path}', directory has been created as a file") from error
     except OSError as error:
         holder.cleanup()
-        if error.errno == errno.ENAMETOOLONG:
-            raise InvalidArgument(
-                f"Invalid file parameter '{FILE}{path[:MOST_SHOWN]}': the path is too long"
-            ) from error
         raise _unwritten(name, error) from error
 
 
