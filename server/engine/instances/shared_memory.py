@@ -178,8 +178,10 @@ class SharedMemory:
             trusted = self._trusts(user)
             add_cuda(self.regions, scope, name, handle, device, byte_size, trusted=trusted, owner=owner)
         except (ValueError, CudaError) as error:
+            closing.wait_closed()  # the client may free the memory now
             raise InvalidArgument(f"{failed}: invalid args: {error}") from error
         except RegionError as error:
+            closing.wait_closed()
             raise _FAMILIES[error.status](str(error)) from error
 
     def unregister(self, user: User | None, kind: int, name: str) -> None:
