@@ -926,8 +926,8 @@ FAULTS = (
     fault(
         "what was asked on a stream that has ended stays",
         "service/ticket",
-        "            bridge_abandon(request)\n            front_leave()\n",
-        "            front_leave()\n",
+        "            bridge_abandon(request)\n        front_leave()\n",
+        "        front_leave()\n",
     ),
     Fault(
         "a response that a client has taken makes no room for others",
