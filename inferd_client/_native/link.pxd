@@ -15,6 +15,7 @@ cdef class Call:
     cdef Link link           # on which it is, or was
     cdef iovec few_parts[PARTS]
     cdef iovec *parts        # `few_parts`, or separate memory
+    cdef size_t room         # how many parts fit
     cdef nghttp2_nv *headers
     cdef size_t header_count
     cdef list texts          # of the headers

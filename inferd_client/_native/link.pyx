@@ -36,6 +36,7 @@ cdef enum:
     SLICE_NS = 200000000     # how long a thread waits without checking for signals
     TURNS = 64               # how often it reads for other threads without checking for them
     BATCH = 64               # calls whose news one round takes
+    FEW_PIECES = 64          # of a call, which may be moved each time
     CONNECTION_WINDOW = (1 << 30) - 1  # of flow control: no stream holds up another
 
 STATUS_CANCELLED, STATUS_UNKNOWN, STATUS_DEADLINE_EXCEEDED, STATUS_PERMISSION_DENIED = 1, 2, 4, 7
@@ -95,8 +96,9 @@ cdef class Call:
             self.headers[i] = nghttp2_nv(<uint8_t *> <char *> name, <uint8_t *> <char *> value, len(name), len(value),
                                          NGHTTP2_NV_FLAG_NO_COPY_NAME | NGHTTP2_NV_FLAG_NO_COPY_VALUE)
             i += 1
-        self.pieces = pieces
+        self.pieces = list(pieces) if goes_on else pieces  # `Link.send` changes it
         self.parts = self.parts_of(pieces, self.few_parts)
+        self.room = max(<size_t> len(pieces), <size_t> PARTS)
         self.wire.exchange.parts = self.parts
         self.wire.exchange.part_count = <uint32_t> len(pieces)
 
@@ -419,10 +421,10 @@ cdef class Link:
 
     def send(self, Call call not None, list pieces not None, *, bint goes_on=True):
         """Send further messages of a call that goes on; without pieces, end it."""
-        cdef size_t count = len(pieces), left
+        cdef size_t count = len(pieces), left, room
         cdef iovec *added = call.parts_of(pieces, NULL)
-        cdef iovec *joined
-        cdef iovec *old
+        cdef iovec *grown = NULL
+        cdef iovec *old = NULL
         cdef bint drained, no_memory = False
         cdef size_t i, sent, written
         cdef uint64_t emptied
@@ -431,22 +433,25 @@ cdef class Link:
             left = call.wire.exchange.part_count - call.wire.exchange.part
             drained = output_empty(&self.line.session.output)
             emptied = self.line.emptied
-            joined = <iovec *> calloc(left + count + 1, sizeof(iovec))
-            old = call.parts
-            if joined == NULL:
-                no_memory = True
-                old = NULL
-            else:
+            if left == 0:
+                call.wire.exchange.part = call.wire.exchange.part_count = 0
+            if call.wire.exchange.part_count + count > call.room:
+                room = 2 * (left + count) + PARTS  # so that each part is moved a few times, however many wait
+                grown = <iovec *> calloc(room + 1, sizeof(iovec))
+                no_memory = grown == NULL
+            if grown != NULL:
                 if left != 0:
-                    memcpy(joined, call.wire.exchange.parts + call.wire.exchange.part, left * sizeof(iovec))
+                    memcpy(grown, call.wire.exchange.parts + call.wire.exchange.part, left * sizeof(iovec))
+                old, call.parts, call.room = call.parts, grown, room
+                call.wire.exchange.parts = grown
+                call.wire.exchange.part = 0
+                call.wire.exchange.part_count = <uint32_t> left
+            if not no_memory:
                 if count != 0:
-                    memcpy(joined + left, added, count * sizeof(iovec))
+                    memcpy(call.parts + call.wire.exchange.part_count, added, count * sizeof(iovec))
+                call.wire.exchange.part_count += <uint32_t> count
                 for i in range(count):
                     call.wire.exchange.unsent += added[i].iov_len
-                call.parts = joined
-                call.wire.exchange.parts = joined
-                call.wire.exchange.part = 0
-                call.wire.exchange.part_count = <uint32_t> (left + count)
                 call.wire.exchange.goes_on = goes_on
                 if call.wire.in_flight:
                     session_resume(&self.line.session, &call.wire.exchange)
@@ -457,10 +462,12 @@ cdef class Link:
             free(old)
         if no_memory:
             raise MemoryError
-        # drop the pieces that are written
         sent = len(call.pieces) - left
         written = sent if drained else call.sealed if emptied != call.emptied else 0
-        call.pieces = call.pieces[<Py_ssize_t> written:] + pieces
+        if len(call.pieces) > FEW_PIECES and written < FEW_PIECES:
+            written = 0  # the next time: to drop pieces moves all others
+        del call.pieces[:<Py_ssize_t> written]
+        call.pieces += pieces
         call.sealed, call.emptied = sent - written, emptied
 
     def give_up(self, Call call not None, *, bint expired=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import socket
 import sys
 import threading
 from concurrent import futures
@@ -210,6 +211,20 @@ def test_threads_send_requests_that_a_server_does_not_read(slow):
     assert responses.get(timeout=PATIENCE) == str(threads * each)
     assert sorted(slow.read) == list(range(threads * each))
     assert not slow.wrong
+
+
+def test_requests_that_wait_are_not_moved_for_each_further_one():
+    """Guards time and memory of a stream whose server reads nothing: the time would grow with the square."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        grpcclient.InferenceServerClient(f"127.0.0.1:{silent.getsockname()[1]}") as client,
+    ):
+        ended = queue.Queue()
+        client.start_stream(lambda result, error: ended.put(error.status()))
+        for _ in range(200_000):
+            client.async_stream_infer("sink", [])
+        client.stop_stream(cancel_requests=True)
+        assert ended.get(timeout=PATIENCE) == "StatusCode.CANCELLED"
 
 
 async def test_a_stream_ends_when_nobody_has_its_iterator(slow):
