@@ -64,8 +64,8 @@ cdef enum:
 
 
 cdef Block *zeros_new(const Signature *signature, uint32_t input, int64_t rows, OutputData *out) noexcept nogil:
-    # The replacement of an optional input that was left out: zeros, or empty strings, of its configured shape, where a
-    # variable dimension is 1. Sets size and shape of `out`; NULL: no memory.
+    # The output for an optional input that was left out: zeros, or empty strings, in its configured shape, with 1 for a
+    # variable dimension. Sets size and shape of `out`; NULL: no memory.
     cdef const TensorSignature *tensor = &signature.inputs[input]
     cdef size_t size = datatype_size(tensor.datatype)
     cdef uint32_t batch = signature.max_batch_size > 0
@@ -167,7 +167,7 @@ cdef void execute_gathered(NativeBatch *batch, void *context) noexcept nogil:
 
 
 cdef bint answer_part(Response *response, int64_t part) noexcept nogil:
-    # set the outputs to the part-th entries along the first dimension; False: an input has no such entry
+    # set the outputs to the part-th entries along the first dimension; False: an input has no such entry, or no memory
     cdef Request *request = response.request
     cdef const InputData *given
     cdef OutputData *out
@@ -175,7 +175,14 @@ cdef bint answer_part(Response *response, int64_t part) noexcept nogil:
     for output in range(request.signature.output_count):
         out = &response.outputs[output]
         given = &request.inputs[output]
-        if not out.wanted or not given.present:
+        if not out.wanted:
+            continue
+        if not given.present:
+            out.datatype = request.signature.outputs[output].datatype
+            out.block = zeros_new(request.signature, output, 1, out)
+            if out.block == NULL:
+                return False
+            out.data = out.block.data
             continue
         if given.rank == 0 or part >= given.shape[0]:
             return False

@@ -1,11 +1,15 @@
 """Loading identity models; what the executor does with requests is tested with the engine."""
 
+import queue
+
 import numpy as np
 import pytest
 
+import inferd_client.grpc as grpcclient
 from inferd.backends.api import BackendError, InstanceSpec, NativeInstance
 from inferd.backends.identity import IdentityBackend
 from tests.backends.models import source
+from tests.conformance import doors
 from tests.engine.serving import infer, request, serving
 
 
@@ -91,3 +95,32 @@ async def test_an_optional_input_that_is_left_out_is_answered_with_zeros(tmp_pat
     assert contents["more"] == bytes(36)
     assert contents["said"] == bytes(24)
     assert contents["y"] == np.arange(6, dtype=np.int32).tobytes()
+
+
+DECOUPLED = """
+backend: "identity"
+input [
+  { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "z" data_type: TYPE_FP32 dims: [ -1 ] optional: true }
+]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "w" data_type: TYPE_FP32 dims: [ -1 ] } ]
+instance_group { kind: KIND_CPU }
+model_transaction_policy { decoupled: true }
+"""
+
+
+def test_a_decoupled_model_has_zeros_for_an_optional_input_that_is_left_out(tmp_path):
+    """Guards that it responds as one that is not decoupled: with zeros in the place of that input."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(DECOUPLED)
+    heard = queue.Queue()
+    with (
+        doors.running_server("native", tmp_path) as process,
+        grpcclient.InferenceServerClient(process.address) as client,
+    ):
+        client.start_stream(lambda result, error: heard.put(error or result))
+        client.async_stream_infer("m", [grpcclient.InferInput("x", [2], "FP32").set_data(np.float32([3, 4]))])
+        client.stop_stream()
+    found = [heard.get_nowait() for _ in range(2)]
+    assert [each.as_numpy("y").tolist() for each in found] == [[3], [4]]
+    assert [each.as_numpy("w").tolist() for each in found] == [[0], [0]]
+    assert heard.empty()
