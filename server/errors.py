@@ -156,7 +156,7 @@ def _advice(number: int | None) -> str:
     return "the server has no memory for it, raise the limit of its container or load fewer models"
 
 
-def answer(error: BaseException) -> tuple[Status, str]:
+def status_and_text(error: BaseException) -> tuple[Status, str]:
     """The status and the text that a client gets for `error`; for an unforeseen error INTERNAL, without its text.
 
     The text has no null byte, even if a name in it has one: texts in C end there.

@@ -9,7 +9,7 @@ import grpc.aio
 
 from inferd._native.refusal import count_refusal
 from inferd._native.transport.errorinfo import rich_status
-from inferd.server.errors import ServerError, answer
+from inferd.server.errors import ServerError, status_and_text
 from inferd.server.rpc.call import Metadata
 
 STATUS_DETAILS = "grpc-status-details-bin"
@@ -23,14 +23,14 @@ CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> Any:
     """End the call with the status of `error`. Raises the exception by which the transport ends handlers."""
-    status, text = answer(error)
+    status, text = status_and_text(error)
     trailers = (*(context.trailing_metadata() or ()), *rich_details(error))
     await context.abort(CODES[status], shortened(text), trailers)
 
 
 def rich_details(error: BaseException) -> Metadata:
     """The trailing metadata with the status and the text of `error` in google.rpc.Status. Counts the refusal."""
-    status, text = answer(error)
+    status, text = status_and_text(error)
     reason = error.reason if isinstance(error, ServerError) else ""
     if isinstance(error, ServerError) and not error.counted:
         count_refusal(status, reason)

@@ -218,7 +218,7 @@ def _explained(address: Address, error: OSError) -> OSError:
     in_use = cause.errno == errno.EADDRINUSE  # its text may name options of gRPC's addresses
     text = os.strerror(errno.EADDRINUSE) if in_use else cause.strerror or str(cause)
     return OSError(
-        f"metrics cannot be served at {address}: {text}; choose another address with --metrics-address or "
+        f"metrics cannot be served at {address}: {text}; choose another with --metrics-address or "
         "--metrics-port, or serve none with --allow-metrics=false"
     )
 

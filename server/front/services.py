@@ -119,9 +119,9 @@ def _parsing(behaviour: Callable[[Any, Context], Awaitable[Any]], kind: type[Any
         except InvalidArgument as error:
             return await refuse(context, error)
         del message  # a Watch may last for days, and needs only the name in its request
-        answering = behaviour(request, context)
+        handled = behaviour(request, context)
         del request
-        return await answering
+        return await handled
 
     return parsing
 
@@ -190,15 +190,15 @@ def _counted(
         calls.began(path)
         status = grpc.StatusCode.CANCELLED
         try:
-            answering = behaviour(message, context)
+            handled = behaviour(message, context)
             del message  # only the method holds it
-            answer = await answering
+            response = await handled
             status = grpc.StatusCode.OK
         except grpc.aio.AbortError:
             status = cast("grpc.StatusCode | None", context.code()) or grpc.StatusCode.UNKNOWN
             raise
         else:
-            return answer
+            return response
         finally:
             calls.ended(path, status.value[0])
 

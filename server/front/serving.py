@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from inferd._native.transport.call import CallOverError
-from inferd.server.errors import answer
+from inferd.server.errors import status_and_text
 from inferd.server.front.context import BlockingContext, NativeContext
 from inferd.server.front.refusal import CODES
 
@@ -42,7 +42,7 @@ async def serve(handler: Handler, context: NativeContext, threads: Executor) -> 
         raise
     except Exception as error:
         log.exception("a handler failed")
-        status, text = answer(error)
+        status, text = status_and_text(error)
         context.finish(CODES[status], text)
     else:
         context.finish(context.code() or grpc.StatusCode.OK, context.details())
@@ -75,8 +75,8 @@ async def _request(handler: Handler, context: NativeContext) -> Any:
 async def _run_async(handler: Handler, behaviour: Callable[..., Any], context: NativeContext) -> None:
     # Only the method holds the request: a long call may drop it.
     if inspect.isasyncgenfunction(behaviour):
-        answering = behaviour(await _request(handler, context), context)
-        async for response in answering:
+        responses = behaviour(await _request(handler, context), context)
+        async for response in responses:
             await context.write(response)
         return
     response = await behaviour(await _request(handler, context), context)

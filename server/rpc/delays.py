@@ -82,7 +82,7 @@ class Delays:
         return replace(method, handler=self._infer(cast(UnaryHandler, method.handler)))
 
     def _other(self, handler: UnaryHandler) -> UnaryHandler:
-        async def answer(request: Any, call: Call) -> Any:
+        async def handled(request: Any, call: Call) -> Any:
             try:
                 response = await handler(request, call)
             except ServerError:
@@ -91,17 +91,17 @@ class Delays:
             await asyncio.sleep(self.others)
             return response
 
-        return answer
+        return handled
 
     def _infer(self, handler: UnaryHandler) -> UnaryHandler:
         async def infer(request: Any, call: Call) -> Any:
             await asyncio.sleep(self.before)
-            answer = asyncio.ensure_future(handler(request, call))
+            handling = asyncio.ensure_future(handler(request, call))
             try:
-                response = await asyncio.shield(answer)
+                response = await asyncio.shield(handling)
             except asyncio.CancelledError:
                 await asyncio.sleep(self.cancelled)
-                answer.cancel()
+                handling.cancel()
                 raise
             await asyncio.sleep(self.after)
             return response

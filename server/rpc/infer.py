@@ -22,7 +22,7 @@ CLOSE_ON_ERROR = "triton_grpc_error"
 """Stream metadata: with "true", the first error ends the stream with its own status code."""
 
 
-class Answer:
+class PendingResponse:
     """The sink for the one response to a request.
 
     Used on the event loop only. `abandon` takes the request out of the engine.
@@ -75,11 +75,11 @@ class Inference:
 
     async def infer(self, message: bytes, call: Call) -> bytes:
         """Answer one encoded ModelInferRequest with an encoded ModelInferResponse."""
-        answer = Answer(self._engine, message, call)
+        pending = PendingResponse(self._engine, message, call)
         try:
-            return await answer.response()
+            return await pending.response()
         finally:
-            answer.abandon()
+            pending.abandon()
 
     async def stream(self, messages: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         """Answer encoded ModelInferRequests with encoded ModelStreamInferResponses.

@@ -33,12 +33,12 @@ def ask(reach: Reach, service: str) -> None:
     """
     try:
         target, options, headers = reached(reach.url, False, None, None, None, reach.tls(), None, None)
-        said = headers.of(CHECK, reach.metadata)
+        head = headers.of(CHECK, reach.metadata)
     except InferenceServerException as error:
         raise Misused(f"--url, --header: {error.message()}") from None
     channel = Channel(target, options)
     try:
-        answer = bytes(channel.unary(said, [framed(request_of(service))], reach.timeout))
+        answer = bytes(channel.unary(head, [framed(request_of(service))], reach.timeout))
     except InferenceServerException as error:
         status = str(error.status()).removeprefix("StatusCode.")
         raise Unhealthy(f"{reach.url}: {status}: {visible(str(error.message()))}") from None

@@ -78,9 +78,9 @@ def ask(reach: Reach, arguments: InferArguments) -> None:
 
 
 def _ask(client: grpcclient.InferenceServerClient, reach: Reach, arguments: InferArguments) -> None:
-    said: dict[str, Any] = {"headers": reach.metadata, "client_timeout": reach.timeout}
-    metadata = client.get_model_metadata(arguments.model, arguments.version, **said)
-    config = client.get_model_config(arguments.model, arguments.version, **said).config
+    options: dict[str, Any] = {"headers": reach.metadata, "client_timeout": reach.timeout}
+    metadata = client.get_model_metadata(arguments.model, arguments.version, **options)
+    config = client.get_model_config(arguments.model, arguments.version, **options).config
     inputs = [
         grpcclient.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
         for name, datatype, array in _tensors(inputs_of(metadata, config), arguments)
@@ -94,7 +94,7 @@ def _ask(client: grpcclient.InferenceServerClient, reach: Reach, arguments: Infe
     stream = arguments.stream or config.model_transaction_policy.decoupled
     started = time.perf_counter()
     if not stream:
-        _tell(client.infer(arguments.model, inputs, **request, **said), arguments, started)
+        _tell(client.infer(arguments.model, inputs, **request, **options), arguments, started)
         return
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(

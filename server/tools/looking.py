@@ -84,7 +84,7 @@ class Page:
         except urllib.error.URLError as error:
             raise OSError(getattr(error.reason, "strerror", None) or str(error.reason)) from None
         except http.client.HTTPException as error:
-            raise OSError(f"this is no answer of HTTP: {type(error).__name__}: {error}") from None
+            raise OSError(f"the response is not HTTP: {type(error).__name__}: {error}") from None
         return parse_metrics(text, time.monotonic())
 
 

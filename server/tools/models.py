@@ -84,13 +84,13 @@ def describe(reach: Reach, name: str, version: str, pbtxt: bool, as_json: bool) 
     from google.protobuf import text_format
 
     with reach.client() as client:
-        said: dict[str, Any] = {"headers": reach.metadata, "client_timeout": reach.timeout}
+        options: dict[str, Any] = {"headers": reach.metadata, "client_timeout": reach.timeout}
         try:
-            config = client.get_model_config(name, version, **said).config
+            config = client.get_model_config(name, version, **options).config
             if pbtxt:
                 print(text_format.MessageToString(config, as_utf8=False), end="")
                 return
-            metadata = client.get_model_metadata(name, version, as_json=as_json, **said)
+            metadata = client.get_model_metadata(name, version, as_json=as_json, **options)
         except InferenceServerException as error:
             raise failure(reach, error) from None
     if as_json:

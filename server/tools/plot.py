@@ -26,12 +26,12 @@ class Run:
     """The results of one model in a file of `inferd perf --out`, and the name that they have in pictures."""
 
     name: str
-    said: dict[str, Any]
+    results: dict[str, Any]
 
     @property
     def levels(self) -> list[dict[str, Any]]:
         """In order."""
-        return sorted((each for each in self.said["levels"] if each["requests"]), key=lambda each: each["level"])
+        return sorted((each for each in self.results["levels"] if each["requests"]), key=lambda each: each["level"])
 
     def values(self, key: str) -> list[float]:
         """A value of each level."""
@@ -47,22 +47,22 @@ def read(paths: Sequence[Path]) -> list[Run]:
     found = []
     for path in paths:
         try:
-            said = json.loads(path.read_text())
+            results = json.loads(path.read_text())
         except OSError as error:
             raise Misused(f"{path}: {(error.strerror or str(error)).lower()}") from None
         except ValueError as error:
             raise Misused(f"{path}: it is not JSON: {error}") from None
-        if not isinstance(said, dict) or said.get("tool") != "inferd perf" or not said.get("levels"):
+        if not isinstance(results, dict) or results.get("tool") != "inferd perf" or not results.get("levels"):
             raise Misused(f"{path}: expected a file that `inferd perf --out run.json` has written")
-        if not any(each["requests"] for each in said["levels"]):
+        if not any(each["requests"] for each in results["levels"]):
             raise Misused(f"{path}: no request of this run was answered")
-        models = list(dict.fromkeys(each.get("model", said["model"]) for each in said["levels"]))
+        models = list(dict.fromkeys(each.get("model", results["model"]) for each in results["levels"]))
         for model in models:
-            levels = [each for each in said["levels"] if each.get("model", model) == model]
+            levels = [each for each in results["levels"] if each.get("model", model) == model]
             if not any(each["requests"] for each in levels):
                 continue
             name = f"{path.stem} {model}" if len(models) > 1 else path.stem
-            found.append(Run(name, {**said, "model": model, "levels": levels}))
+            found.append(Run(name, {**results, "model": model, "levels": levels}))
     return found
 
 
@@ -186,9 +186,9 @@ def _page(runs: Sequence[Run], drawings: Sequence[Callable[[Any], None]]) -> str
         figure.savefig(text, format="svg")
         pictures.append(text.getvalue()[text.getvalue().index("<svg") :])
     facts = "".join(
-        f"<li><b>{html.escape(run.name)}</b>: {html.escape(run.said['model'])} of {html.escape(run.said['url'])} "
-        f"({html.escape(run.said['server']['name'])} {html.escape(run.said['server']['version'])}), "
-        f"{html.escape(run.said['started'])}</li>"
+        f"<li><b>{html.escape(run.name)}</b>: {html.escape(run.results['model'])} of {html.escape(run.results['url'])} "
+        f"({html.escape(run.results['server']['name'])} {html.escape(run.results['server']['version'])}), "
+        f"{html.escape(run.results['started'])}</li>"
         for run in runs
     )
     keys = ("level", "rate", "inferences", "mean", "p50", "p90", "p95", "p99", "p999", "max", "batch")

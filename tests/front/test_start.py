@@ -56,7 +56,10 @@ def test_a_port_of_metrics_in_use_is_told_before_models_are_loaded(slow):
         port = taken.getsockname()[1]
         ended = run("--model-repository", slow, "--grpc-port=0", "--metrics-port", str(port))
     assert ended.returncode == 1
-    assert f"metrics cannot be served at 127.0.0.1:{port}: Address already in use; --metrics-address" in ended.stderr
+    assert (
+        f"metrics cannot be served at 127.0.0.1:{port}: Address already in use; choose another with --metrics-address"
+        in ended.stderr
+    )
     assert "loading" not in ended.stderr
 
 

@@ -245,7 +245,7 @@ def test_what_speaks_no_http_is_said_in_one_line(capsys):
         thread.start()
         assert main(["top", f"http://127.0.0.1:{listening.getsockname()[1]}/metrics", "--once"]) == 1
         thread.join()
-    assert "this is no answer of HTTP" in capsys.readouterr().err
+    assert "the response is not HTTP" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["http://local host:8002/metrics", "http://localhost:port/metrics"])
@@ -285,12 +285,14 @@ def test_the_screen_shows_brackets_as_they_are():
     pytest.importorskip("textual")
     from inferd.server.tools.screen import Screen
 
-    names = iter(["[/red]m", "[bold]n"])
+    names = iter(["[bold]n"])
+    proceed = threading.Event()
 
     class Page:
         url = "http://[::1]:8002/metrics"
 
         def look(self):
+            assert proceed.wait(30)
             name = next(names, None)
             if name is None:
                 raise OSError("[/x] refused")
@@ -298,9 +300,10 @@ def test_the_screen_shows_brackets_as_they_are():
 
     async def use():
         page = Page()
-        screen = Screen(page, 0.01, page.look(), Choice())
+        screen = Screen(page, 0.01, parse_metrics("", 0.0), Choice())
         async with screen.run_test() as pilot:
             assert page.url in str(screen.query_one("#server").render())
+            proceed.set()
             table = screen.query_one("DataTable")
             while not table.row_count:
                 await pilot.pause(0.01)

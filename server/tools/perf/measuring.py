@@ -315,20 +315,20 @@ class Unary:
             most = plan.sequences if model.sequences else plan.most_in_flight
         connections = min(plan.connections, most)
         self._driver = Driver(reach.url, connections=connections, context=reach.tls())
-        self._said: dict[str, Any] = {"headers": headers, "gaps": plan.gaps, "listed": plan.listed}
-        self._said |= {"in_flight": most // connections, "more": most % connections}
+        self._options: dict[str, Any] = {"headers": headers, "gaps": plan.gaps, "listed": plan.listed}
+        self._options |= {"in_flight": most // connections, "more": most % connections}
         if plan.rate is not None:
-            self._said |= {"rate": level, "scattered": plan.scattered}
+            self._options |= {"rate": level, "scattered": plan.scattered}
 
     def window(self, seconds: float, requests: int) -> Window:
         """See Load."""
         before, started = self._accounts.look(), time.monotonic_ns()
         try:
-            report = self._driver.run(self._work, seconds=seconds, requests=0 if seconds else requests, **self._said)
+            report = self._driver.run(self._work, seconds=seconds, requests=0 if seconds else requests, **self._options)
             while seconds and report.requests < requests and self._driver.alive:
                 seconds = max(seconds, seconds * (requests - report.requests) / max(report.requests, 1))
                 before, started = self._accounts.look(), time.monotonic_ns()
-                report = self._driver.run(self._work, seconds=seconds, **self._said)
+                report = self._driver.run(self._work, seconds=seconds, **self._options)
         except KeyboardInterrupt:
             partial = self._driver.interrupted()
             if partial is None or not partial.answered:

@@ -49,12 +49,12 @@ def model_of(client: grpcclient.InferenceServerClient, reach: Reach, plan: LoadP
     """Ask the server about the model.
 
     Raises:
-        InferenceServerException: the server does not answer.
+        InferenceServerException: a call fails.
         Misused: the model cannot have such a batch.
     """
-    said: dict[str, Any] = {"headers": reach.metadata, "client_timeout": reach.timeout}
-    metadata = client.get_model_metadata(plan.model, plan.version, **said)
-    config = client.get_model_config(plan.model, plan.version, **said).config
+    options: dict[str, Any] = {"headers": reach.metadata, "client_timeout": reach.timeout}
+    metadata = client.get_model_metadata(plan.model, plan.version, **options)
+    config = client.get_model_config(plan.model, plan.version, **options).config
     batches = config.max_batch_size > 0
     if plan.rows > max(config.max_batch_size, 1):
         raise Misused(f"--batch-size {plan.rows}: model '{plan.model}' takes at most {config.max_batch_size} rows")
@@ -141,8 +141,8 @@ def _of_folder(model: Model, plan: LoadPlan, folder: Path) -> Tensors:
 
 def _of_file(model: Model, plan: LoadPlan, path: Path) -> Data:
     try:
-        said = json.loads(path.read_text())
-        steps = said["data"]
+        document = json.loads(path.read_text())
+        steps = document["data"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Misused(f"--input-data {path}: expected random, zero or a JSON file with 'data': {error}") from None
     if not isinstance(steps, list):
@@ -152,7 +152,7 @@ def _of_file(model: Model, plan: LoadPlan, path: Path) -> Data:
         entries = [{each.name: _tensor(each, step, shapes, path) for each in model.inputs} for step in _flat(steps)]
         outputs = {name: Wanted(name, datatype, shape, model.batches) for name, datatype, shape in model.outputs}
         expected = []
-        for step in _flat(said.get("validation_data", [])):
+        for step in _flat(document.get("validation_data", [])):
             unknown = set(step) - set(outputs)
             if unknown:
                 raise Misused(f"--input-data {path}: validation_data has '{min(unknown)}', which is no output")
@@ -315,6 +315,6 @@ def confirmed(
 def serialised(plan: LoadPlan, request: Request) -> bytes:
     """The message of a unary call."""
     inputs, outputs = request
-    said = dict(plan.parameters)
-    pieces = request_pieces(plan.model, inputs, plan.version, outputs, "", 0, False, False, 0, None, said)
+    parameters = dict(plan.parameters)
+    pieces = request_pieces(plan.model, inputs, plan.version, outputs, "", 0, False, False, 0, None, parameters)
     return b"".join(bytes(piece) for piece in pieces)[5:]

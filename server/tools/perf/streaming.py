@@ -289,7 +289,7 @@ class Stream:
     def _told(self, result: grpcclient.InferResult | None, error: InferenceServerException | None) -> None:
         now = time.monotonic_ns()
         if not self._pending and (error is None or error.status() is None):
-            return  # an unexpected further answer
+            return  # a further response, which is not expected
         final = not self._model.decoupled
         if error is not None:
             self.sample = self.sample or str(error)
