@@ -11,7 +11,7 @@ from .errors import TritonModelException
 
 if TYPE_CHECKING:
     from .channel import Channel
-    from .worker import OutputMemory
+    from .lent import OutputMemory
 
 
 class Runtime:

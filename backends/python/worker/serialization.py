@@ -21,8 +21,8 @@ from .shortage import error_response, without
 from .tensor import Tensor, received, received_on_gpu, wire_bytes
 
 if TYPE_CHECKING:
+    from .lent import OutputMemory
     from .runtime import Runtime
-    from .worker import OutputMemory
 
 SHAPES = tuple(Struct(f"<{rank}q") for rank in range(33))
 
