@@ -1211,7 +1211,7 @@ FAULTS = (
     Fault(
         "what an ensemble has answered stays when a step of it is replaced",
         "server/engine/models/registry.py",
-        "            self._forget(ensemble.lane)  # its steps may have other answers now\n",
+        "            self._forget(ensemble.lane)  # the responses of its steps may differ now\n",
         "            pass\n",
     ),
     Fault(
@@ -1235,7 +1235,7 @@ FAULTS = (
     Fault(
         "a version that departs is not told to",
         "server/engine/loading/endings.py",
-        "            version.drain()  # it has been published who takes its place: what begins now finds that one\n",
+        "            version.drain()  # its successor has been published: new sequences begin there\n",
         "",
     ),
     # a request keeps its time when it becomes another
