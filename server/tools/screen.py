@@ -51,26 +51,27 @@ class Screen(App[None]):
 
     def compose(self) -> ComposeResult:
         # texts have brackets, as of an IPv6 address: they are no markup
-        yield Static(f"{self._target.url}  a look every {self._interval:g} s", id="server", markup=False)
-        yield Static("", id="problem", markup=False)
-        yield DataTable(cursor_type="row", zebra_stripes=True)
+        self._server = Static(f"{self._target.url}  a look every {self._interval:g} s", id="server", markup=False)
+        self._problem = Static("", id="problem", markup=False)
+        self._table: DataTable[Text] = DataTable(cursor_type="row", zebra_stripes=True)
+        yield self._server
+        yield self._problem
+        yield self._table
         yield Input(self._choice.pattern, placeholder="names, with * and ?; Enter")
         yield Footer()
 
     def on_mount(self) -> None:
-        table = self.query_one(DataTable)
         for column in (*COLUMNS, "requests"):
-            table.add_column(column, key=column)
+            self._table.add_column(column, key=column)
         self.set_interval(self._interval, self._refresh)
 
     async def _refresh(self) -> None:
-        problem = self.query_one("#problem", Static)
         try:
             after = await asyncio.to_thread(self._target.look)
         except (OSError, ValueError) as error:
-            problem.update(str(error))
+            self._problem.update(str(error))
             return
-        problem.update("")
+        self._problem.update("")
         self._before, self._after = self._after, after
         rates = between(self._before, after)
         for each in rates.models:
@@ -80,13 +81,10 @@ class Screen(App[None]):
     def _show(self, rates: Rates) -> None:
         choice = self._choice
         chosen = f"  by {choice.sort}" + (f", {choice.pattern}" if choice.pattern else "")
-        self.query_one("#server", Static).update(
-            summary(rates) + chosen + ("" if choice.idle else ", without idle ones")
-        )
-        table = self.query_one(DataTable)
-        table.clear()
+        self._server.update(summary(rates) + chosen + ("" if choice.idle else ", without idle ones"))
+        self._table.clear()
         for each in choice.of(rates.models):
-            table.add_row(*map(Text, (*cells(each), sparkline(self._past[each.model, each.version]))))
+            self._table.add_row(*map(Text, (*cells(each), sparkline(self._past[each.model, each.version]))))
 
     def _choose(self, choice: Choice) -> None:
         self._choice = choice
@@ -105,7 +103,7 @@ class Screen(App[None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.input.display = False
-        self.query_one(DataTable).focus()
+        self._table.focus()
         self._choose(replace(self._choice, pattern=event.value))
 
 
