@@ -188,6 +188,7 @@ class Call:
     lost: bool = False  # its region was spoilt
     classes: int = 0  # that are asked for in place of numbers
     wrong: bool = False  # it has to be refused
+    refusal: str = ""  # what that has to say
     message: pb.ModelInferRequest | None = None
     headers: tuple[tuple[str, str], ...] = ()  # of the call, or of the stream that it is on
     size: int = 0  # of the message
@@ -480,7 +481,10 @@ class Client:
         call, message = self.request(kind, stream, deadline, headers)
         is_free = call.sequence is None and call.region is None
         call.wrong = is_free and self.random.random() < self.simulation.errors
-        data = spoil(self.random, message) if call.wrong else serialized(self.random, message)
+        if call.wrong:
+            data, call.refusal = spoil(self.random, call, message)
+        else:
+            data = serialized(self.random, message)
         call.size = len(data)
         stream.body += framed(data, packed=self.packs)
         self.calls[stream.number] = call
@@ -522,7 +526,7 @@ class Client:
         call = Call(number, self, kind, x, expected, deadline, now, stream, level, sequence=sequence, talk=talk)
         call.timeout_us = kind.time_to_wait(level, timeout_us)
         call.asked_level, call.asked_us = asked_level, timeout_us
-        shares = sequence is None and not (kind.decoupled or kind.more or kind.text)
+        shares = sequence is None and not (kind.decoupled or kind.more or kind.is_coded)
         if shares and self.random.random() < simulation.sharing:
             self._share(call, message)
         reword(self.random, call, message)

@@ -147,7 +147,9 @@ def can_ask(kind: Kind) -> bool:
         kind.weight > 0
         and kind.name in BITS
         and all(each.style in (*STYLES, "odd") for each in steps)
-        and not any(each.isolates or each.text or each.decoupled or each.sequential or each.remembers for each in steps)
+        and not any(
+            each.isolates or each.is_coded or each.decoupled or each.sequential or each.remembers for each in steps
+        )
     )
 
 

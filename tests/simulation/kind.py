@@ -70,6 +70,7 @@ class Kind:
         mortal: its worker processes may end, or break their protocol.
         lacks: it leaves out its outputs but `y` where the number is even, which only an ensemble may have.
         text: numbers go to and fro as strings, which come back as they are.
+        number: the datatype of the numbers otherwise.
         tallies: a step of it keeps sequences, and it answers what that step does.
         remembers: what the state is that the server keeps of each sequence: "sum" of the second column, "history", all
             its numbers, or "times", how often a request was executed; empty: none.
@@ -106,6 +107,7 @@ class Kind:
     mortal: bool = False
     lacks: bool = False
     text: bool = False
+    number: str = "INT64"
     tallies: bool = False
     remembers: str = ""
     sequence_rows: int = 1
@@ -159,11 +161,18 @@ class Kind:
     @property
     def datatype(self) -> str:
         """The datatype of x and y."""
-        return "BYTES" if self.text else "INT64"
+        return "BYTES" if self.text else self.number
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether numbers are other bytes in requests and answers than here."""
+        return self.datatype != "INT64"
 
     def encoded(self, x: np.ndarray) -> bytes:
         """The numbers as a request or an answer has them."""
-        return serialize_strings([written(value) for value in x.reshape(-1).tolist()]) if self.text else x.tobytes()
+        if self.text:
+            return serialize_strings([written(value) for value in x.reshape(-1).tolist()])
+        return x.astype(self.number.lower().replace("fp", "float")).tobytes()
 
     @property
     def max_rows(self) -> int:

@@ -57,6 +57,8 @@ CHOSEN = {
         Kind("gathered", style="native gathered", factor=1),
         Kind("brief", style="native brief", factor=1, weight=4),
         Kind("words", style="native", factor=1, text=True),
+        Kind("floats", style="native", factor=1, number="FP64"),
+        Kind("naturals", style="native gathered", factor=1, number="UINT64", splits=True),
         Kind("sentences", style="native gathered", factor=1, text=True, splits=True, batching=DELAYED),
         Kind("spoken", factor=1, text=True),
         Kind("sayings", style="native gathered", factor=1, text=True, caches=True, coalesces=True),

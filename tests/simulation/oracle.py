@@ -343,7 +343,11 @@ class Oracle:
             return keeps and simulation.operator.is_stopping and simulation.stops_early
         if status == UNAVAILABLE and NO_LOADS in text:
             return simulation.demand.on and simulation.operator.is_stopping and simulation.stops_early
-        if call.wrong and (status in (INVALID, NOT_FOUND) or "is not a valid inference.ModelInferRequest" in text):
+        if (
+            call.wrong
+            and status in (INVALID, NOT_FOUND, INTERNAL)
+            and (call.refusal in unquote(text) or self._is_mute(text))
+        ):
             return True
         if self._may_seem_slow(status, text):
             return True
@@ -385,6 +389,10 @@ class Oracle:
         if status == RESET + ENHANCE_YOUR_CALM:
             return self._may_evict(call)
         return status == EXHAUSTED and simulation.bounds.holds_too_much(text)
+
+    def _is_mute(self, text: str) -> bool:
+        """Whether there may have been no memory for the text of a refusal."""
+        return text in ("", "out of memory") and self.simulation.is_faulty
 
     def _was_executed(self, call: Call) -> bool:
         """Whether the model itself has executed a request, as far as that can be told of one as a whole."""
@@ -485,7 +493,7 @@ class Oracle:
 
     @staticmethod
     def _check_tensor(call: Call, data: bytes, shape: tuple[int, ...], expected: np.ndarray) -> None:
-        if call.kind.text:
+        if call.kind.is_coded:
             if shape != expected.shape or data != call.kind.encoded(expected):
                 raise Violation(
                     f"{call}: shape {list(shape)}, {data[:80]!r} where {expected[:1].tolist()} was expected"

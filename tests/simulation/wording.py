@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,23 @@ SMALL = 64  # numbers in a tensor that is written out
 NOTES = ("n", 'say "no"', "back\\slash", "\n\x01", "Größe")
 OURS = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout")
 UNKNOWN_FIELD = b"\xa0\x06\x01"  # field 100, a varint
-WRONG = ("model", "version", "datatype", "shape", "negative", "rank", "input", "none", "twice", "output", "more", "cut")
+DEEPEST = 100  # groups, one in another, that a message may have
+WRONG = (
+    "model",
+    "version",
+    "datatype",
+    "shape",
+    "negative",
+    "rank",
+    "input",
+    "none",
+    "twice",
+    "output",
+    "more",
+    "contents",
+    "cut",
+    "deep",
+)
 
 
 def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
@@ -30,11 +47,11 @@ def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
             if call.kind.text:
                 contents.bytes_contents.extend(map(written, values))
             else:
-                contents.int64_contents.extend(values)
+                getattr(contents, f"{call.kind.number.lower()}_contents").extend(values)
         if random.random() < 0.15:
             for name in call.kind.factors(call.question):
                 message.outputs.add(name=name)
-            if not (call.kind.text or call.kind.decoupled) and call.x.size <= SMALL and random.random() < 0.3:
+            if not (call.kind.is_coded or call.kind.decoupled) and call.x.size <= SMALL and random.random() < 0.3:
                 call.classes = random.choice((1, 2, 1000))
                 message.outputs[0].parameters["classification"].int64_param = call.classes
     if random.random() < 0.1:
@@ -49,11 +66,36 @@ def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
 def serialized(random: Random, message: pb.ModelInferRequest) -> bytes:
     """The bytes of the message, perhaps with a field that comes from a later version of the protocol."""
     data = message.SerializeToString()
+    if message.inputs and message.inputs[0].contents.fp64_contents and random.random() < 0.5:
+        data = singly(message)
     if "note" in message.parameters and random.random() < 0.3:  # the one that comes last counts
         again = pb.ModelInferRequest()
         again.parameters["note"].string_param = message.parameters["note"].string_param = "again"
         data += again.SerializeToString()
-    return data + UNKNOWN_FIELD if random.random() < 0.1 else data
+    return data + random.choice((UNKNOWN_FIELD, nested(DEEPEST))) if random.random() < 0.1 else data
+
+
+def singly(message: pb.ModelInferRequest) -> bytes:
+    """The bytes of a message with numbers of FP64, each of which has a tag of its own, in two parts."""
+    rest = pb.ModelInferRequest()
+    rest.CopyFrom(message)
+    del rest.inputs[:]
+    given = pb.ModelInferRequest.InferInputTensor()
+    given.CopyFrom(message.inputs[0])
+    given.ClearField("contents")
+    numbers = [b"\x39" + struct.pack("<d", each) for each in message.inputs[0].contents.fp64_contents]
+    half = len(numbers) // 2
+    parts = b"".join(delimited(5, b"".join(part)) for part in (numbers[:half], numbers[half:]))
+    return rest.SerializeToString() + delimited(5, given.SerializeToString() + parts)
+
+
+def delimited(field: int, content: bytes) -> bytes:
+    """A field of this number with this content."""
+    size, length = len(content), bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    return bytes([field << 3 | 2, *length, size]) + content
 
 
 def said_of(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Value]:
@@ -65,35 +107,76 @@ def said_of(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Value]:
     }
 
 
-def spoil(random: Random, message: pb.ModelInferRequest) -> bytes:
-    """The bytes of a request that has to be refused, made of one that need not be."""
+def nested(depth: int) -> bytes:
+    """An unknown field: so many groups, one in another."""
+    return b"\xa3\x06" * depth + b"\xa4\x06" * depth
+
+
+def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[bytes, str]:
+    """The bytes of a request that has to be refused, made of one that need not be; and what the refusal has to say."""
     what = random.choice(WRONG)
-    if what == "cut" and not message.raw_input_contents:
+    is_raw = bool(message.raw_input_contents)
+    if what == "cut" and not is_raw:
         what = "none"  # what lies behind the inputs need not be there
-    given = message.inputs[0]
+    given, model, rows = message.inputs[0], f"model '{call.kind.name}'", len(call.x)
+    text = f"input 'x' for {model}"
     if what == "model":
         message.model_name = "nobody"
+        text = "unknown model: 'nobody'"
     elif what == "version":
         message.model_version = "7"
+        text = f"unknown model: '{call.kind.name}' version 7 is not found"
     elif what == "datatype":
         given.datatype = random.choice(("FP32", "INT32", "NOTHING", ""))
+        text = f"input 'x' data-type is '{given.datatype}', but {model} expects '{call.kind.datatype}'"
     elif what == "shape":
         given.shape[1] += random.randint(1, 1000)
     elif what == "negative":
         given.shape[0] = -given.shape[0]
+        text = f"All input dimensions should be specified for {text}, got {-rows} in dimension 0"
     elif what == "rank":
         given.shape.append(1)
+        text = f"unexpected shape for {text}. Expected [-1,-1], got [{rows},{call.x.shape[1]},1]. NOTE: max_batch_size"
     elif what == "input":
         given.name = "z"
+        text = f"unexpected inference input 'z' for {model}"
     elif what == "none":
         del message.inputs[:]
         del message.raw_input_contents[:]
+        text = f"expected 1 inputs but got 0 inputs for {model}. Got input(s) [], but missing required input(s) ['x']."
     elif what == "twice":
         message.inputs.append(given)
         message.raw_input_contents.extend(list(message.raw_input_contents))
+        text = "input 'x' already exists in request"
     elif what == "output":
         message.outputs.add(name="nothing")
+        text = f"unexpected inference output 'nothing' for {model}"
     elif what == "more":
         message.raw_input_contents.append(b"12345678")
+        text = f"for {model}"
+    elif what == "contents":
+        del message.raw_input_contents[:]
+        text = (
+            f"unexpected explicit tensor data for input tensor 'x' for {model}, expected {_other(random, call, given)}"
+        )
     data = message.SerializeToString()
-    return data[: random.randint(1, len(data) - 1)] if what == "cut" else data
+    if what == "cut":
+        data = data[: random.randint(1, len(data) - 1)]
+    elif what == "deep":
+        data += nested(DEEPEST + 1)
+    else:
+        return data, text
+    return data, f"is not a valid inference.ModelInferRequest message of {len(data)} bytes"
+
+
+def _other(random: Random, call: Call, given: pb.ModelInferRequest.InferInputTensor) -> str:
+    """Give the numbers, or some of them, in a field for other ones; the name of the right field."""
+    contents, values = given.contents, call.x.reshape(-1).tolist()
+    right = "bytes" if call.kind.text else call.kind.number.lower()
+    if random.random() < 0.3 and call.x.size <= SMALL and not call.kind.text:
+        getattr(contents, f"{right}_contents").extend(values)
+    made = {"bool": [True], "int": [-3], "int64": [3], "uint": [3], "uint64": [3], "fp32": [0.5], "fp64": [0.5]}
+    made["bytes"] = [b"three"]
+    field = random.choice([field for field in made if field != right])
+    getattr(contents, f"{field}_contents").extend(made[field] * random.choice((1, len(values))))
+    return f"{right}_contents"
