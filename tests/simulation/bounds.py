@@ -36,7 +36,9 @@ WAITING = re.compile(
     r"^Exceeds maximum queue size: model '([^']*)' version \d+ has (\d+) requests (?:of priority (\d+) )?waiting"
 )
 INSIDE = re.compile(r"^Exceeds maximum queue size: ensemble '([^']*)' version \d+ has (\d+) requests in it")
-OUSTED = re.compile(r"^Exceeds maximum queue size: the queue of model '([^']*)' version \d+ is full, and no client")
+OUSTED = re.compile(
+    r"^Exceeds maximum queue size: the queue of model '([^']*)' version \d+ is full, and this client has the most"
+)
 NO_SLOT = re.compile(r"^Exceeds maximum queue size: all slots of model '([^']*)' are taken, and (\d+) sequences wait")
 HELD = re.compile(r"the requests and responses that the server held had more bytes than its limit of (\d+)")
 # what says that there was no memory; of a failed batch only the log, which there is not, says why
