@@ -6,6 +6,8 @@ import struct
 from random import Random
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.kind import written
 
@@ -162,11 +164,21 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
     data = message.SerializeToString()
     if what == "cut":
         data = data[: random.randint(1, len(data) - 1)]
+        if _is_message(data):  # cut between two fields: what the rest lacks is one of several things
+            return data, ""
     elif what == "deep":
         data += nested(DEEPEST + 1)
     else:
         return data, text
     return data, f"is not a valid inference.ModelInferRequest message of {len(data)} bytes"
+
+
+def _is_message(data: bytes) -> bool:
+    try:
+        pb.ModelInferRequest.FromString(data)
+    except DecodeError:
+        return False
+    return True
 
 
 def _other(random: Random, call: Call, given: pb.ModelInferRequest.InferInputTensor) -> str:
