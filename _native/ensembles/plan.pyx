@@ -85,8 +85,8 @@ class Analysis:
                 scope = self.opens[index]
             for tensor in self.writes[index]:
                 if self.tensor_scope[tensor] not in (-1, scope):
-                    raise PlanError(f"tensor '{self.tensors[tensor]}' is written once and for each response of a "
-                                    "decoupled model", index)
+                    raise PlanError(f"the steps that write tensor '{self.tensors[tensor]}' run at different times: "
+                                    "before, and for each response of a decoupled step", index)
                 self.tensor_scope[tensor] = scope
 
     def path(self, scope):

@@ -47,7 +47,7 @@ def _bfloat16():
     try:
         import ml_dtypes
     except ImportError:
-        return np.dtype(np.uint16)  # the bits, where ml_dtypes, which defines the type, is not installed
+        return np.dtype(np.uint16)  # ml_dtypes defines the type; without it numpy gets the bits
     return np.dtype(ml_dtypes.bfloat16)
 
 
@@ -83,7 +83,7 @@ cdef class View(Tensor):
         block_give(self.block)
 
     def numpy(self):
-        """An array on the same memory, read-only if others can see that; for BYTES a new object array of bytes.
+        """An array on the same memory, read-only if others can see the memory; for BYTES a new object array of bytes.
 
         BF16 comes as ml_dtypes.bfloat16 where that package is installed, else as its bits in uint16.
         """
@@ -100,8 +100,8 @@ cdef class View(Tensor):
         """The elements of a BYTES tensor in row-major order.
 
         Raises:
-            ValueError: its lengths no longer fit: another process has written to its memory, as a client may to its
-                own, and a Python model's worker to the memory of its model.
+            ValueError: its lengths no longer fit: another process has written to its memory. Clients can write to
+                their own regions, and a worker to its model's memory.
         """
         cdef const uint8_t *at = self.data
         cdef const uint8_t *end = self.data + self.size
@@ -151,7 +151,7 @@ cdef View view_new(Block *block, const uint8_t *data, size_t size, Datatype data
 # In from Python
 
 cdef Datatype datatype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
-    # native struct format characters; the width decides, because `l` has another one on each platform
+    # native struct format characters; the size decides, because that of `l` depends on the platform
     cdef char c
     if format == NULL:
         return DT_UINT8

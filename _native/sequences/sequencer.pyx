@@ -266,8 +266,8 @@ cdef void arm(Sequencer *self, int64_t due) noexcept nogil:
 
 
 cdef void sweep(Timer *timer, int64_t now) noexcept nogil:
-    # In the front: end sequences that have idled for too long. A sequence that becomes idle later is due after the next
-    # sweep.
+    # In the front: end sequences that have idled for too long. One timer suffices: a sequence that becomes idle after
+    # this sweep is not due before the next one.
     cdef Sequencer *self = <Sequencer *>timer.owner
     cdef int64_t next
     lock(&self.dispatcher.guard)
@@ -310,7 +310,7 @@ cdef bint has_sequence(Lane *lane, const Correlation *correlation) noexcept nogi
 
 
 cdef void end_sequence(Lane *lane, const Correlation *correlation) noexcept nogil:
-    # While the lane still begins sequences, one with this id may be another client's.
+    # Only while the lane drains: otherwise another client may have begun a sequence with this id.
     cdef Sequencer *self = <Sequencer *>lane
     lock(&self.dispatcher.guard)
     if self.slots.draining:
@@ -478,7 +478,8 @@ cdef class SequenceLane(LaneHandle):
         unlock(&self_.dispatcher.guard)
 
     def remember(self, SequenceLane other not None) -> None:
-        """Refuse requests of sequences that are open on another lane, which is about to be closed, with that reason.
+        """Remember the sequences that are open on another lane, which the caller is about to close: this lane then says
+        in its refusals why they have ended.
 
         Call this in the front, where no sequence begins meanwhile.
         """

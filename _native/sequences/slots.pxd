@@ -44,7 +44,7 @@ cdef struct Slots:
     bint iterative           # each request is a sequence, which runs until it is not rescheduled
     bint notice              # if a sequence ends without a request marked END, the sequencer tells the model
     bint tied                # a sequence that starts on a stream ends with it
-    Policy policy            # for oldest; direct uses its delay
+    Policy policy            # "oldest" uses all of it, "direct" only its delay
     uint32_t per_instance    # slots of each instance
     int64_t idle_ns
     double min_utilization
@@ -68,7 +68,7 @@ cdef struct Slots:
     uint32_t live            # sequences that have not ended
     uint32_t waiting         # waiting requests
     uint64_t last_id         # for requests without an id
-    bint draining            # no sequence may begin
+    bint draining            # no sequence that is not iterative may begin
     bint closed              # and no request may come
     Eviction *evictions      # EVICTIONS of them, by hash
     Request *fallen          # a chain of requests that have failed, for the caller to answer
@@ -85,8 +85,9 @@ cdef inline Eviction *slots_eviction(const Slots *slots, uint64_t hash) noexcept
 cdef bint slots_add_set(Slots *slots) noexcept nogil
 cdef void slots_clear(Slots *slots) noexcept nogil
 
-# For arriving requests (inferd._native.sequences.entry) and for batches (inferd._native.sequences.batch). Give a new
-# sequence the lowest free slot; there must be one.
+# `entry` and `batch` call the following functions.
+
+# Give a new sequence the lowest free slot; there must be one.
 cdef void slots_place(Slots *slots, Sequence *sequence) noexcept nogil
 # Tie the sequence to this stream, and no longer to another; 0: to none.
 cdef void slots_tie(Slots *slots, Sequence *sequence, uint64_t stream) noexcept nogil
@@ -108,9 +109,10 @@ cdef void slots_notify(Slots *slots, Sequence *sequence, EndReason reason, int64
 # End the sequence, which has no requests.
 cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil
 
-# The instance has finished a request; its new state is committed or dropped, and its sequence continues.
+# The instance has finished a request, whose new state the caller has committed or dropped: its sequence continues.
 cdef void slots_request_done(Slots *slots, Request *request, int64_t now) noexcept nogil
-# The instance reschedules a request, first in its sequence; its new state is committed or dropped.
+# The instance reschedules a request, whose new state the caller has committed or dropped: it is the first of its
+# sequence again.
 cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogil
 # No client waits for the request any more: fail those behind it, and end the sequence. False: it does not wait here.
 cdef bint slots_remove(Slots *slots, Request *request, int64_t now) noexcept nogil

@@ -230,14 +230,14 @@ cdef void channel_ended(Channel *channel, WorkerState state, bint patient, char 
 cdef void channel_refuse(Channel *channel, Request *request, bint was_sent) noexcept nogil:
     cdef const char *next_worker = ""
     if not was_sent and not channel.patient and channel.state != WORKER_CLOSED:
-        next_worker = "; the worker is restarting, and this request has not reached any"
+        next_worker = "; the worker is restarting, and no worker has received this request"
     request_refuse(request, REFUSAL_WORKER_DIED, format_text(
         "Failed to process the request(s) for model '%s', message: %s%s", channel.name,
         text_or_no_memory(channel.why), next_worker))
 
 
 cdef void region_closed(void *owner, uint64_t number) noexcept nogil:
-    # At most KEPT_REGIONS of these packets can wait beside an EXECUTE: the socket has room for them.
+    # The socket has room for KEPT_REGIONS of these packets and an EXECUTE; if it is full, the worker does not read.
     cdef Channel *channel = <Channel *>owner
     cdef Head head
     memset(&head, 0, sizeof(Head))
@@ -351,7 +351,7 @@ cdef void send_credit(Channel *channel, uint64_t number, uint32_t credit) noexce
     head.kind = CREDIT
     head.id = number
     head.offset = credit
-    side_send(channel, 0, &head, NULL, 0)  # no two requests have the same number
+    side_send(channel, 0, &head, NULL, 0)  # for any worker: a later one never has a request of this number
 
 
 cdef void finish_detached(Channel *channel, Request *request, int64_t taken_ns) noexcept nogil:

@@ -1,6 +1,6 @@
 """The ledger of loans: which memory of the arena one worker may use, and until when.
 
-Memory that a packet of a worker names is looked up only here, and is used again only after its loan has ended here.
+The server finds memory that a worker names only through this ledger, and reuses it only after the loan has ended.
 Loans of single blocks are in one list ordered by their place in the arena, since a worker names memory by its place;
 executions are known by their number.
 """
@@ -121,7 +121,7 @@ cdef Kept *execution_release(Ledger *ledger, uint64_t id, const char **rule) noe
     cdef Kept **link = &ledger.kept[id % KEPT_BUCKETS]
     cdef Kept *kept
     if ledger.executing and id == ledger.executions and not ledger.released:
-        ledger.released = True  # read before DONE, which comes by another socket
+        ledger.released = True  # the server has read it before DONE: they come on different sockets
         return NULL
     while link[0] != NULL and link[0].id != id:
         link = &link[0].next

@@ -75,7 +75,7 @@ class CallOrder:
         return output_positions(spec.name, names)
 
     def check_counts(self, inputs: int, outputs: int) -> None:
-        """Check that a library has as many inputs as the configuration, and its outputs.
+        """Check that a library has the configured number of inputs, and at least the configured outputs.
 
         Raises:
             BackendError: the library has another number of inputs, or too few outputs.
@@ -134,7 +134,8 @@ def _check_input(spec: ModelSpec, tensor: TensorSpec, expected: ExpectedInput) -
         raise BackendError(
             f"{where}: max_batch_size is {spec.max_batch_size}, but the model was exported with {shape}: its first "
             f"dimension takes {expected.dims[0].lowest} to {expected.dims[0].highest}, and must take 1 to "
-            f"{spec.max_batch_size} (operators that choose their algorithm by the size narrow the range)"
+            f"{spec.max_batch_size} (torch.export narrows the range where an operator chooses its algorithm by "
+            "the batch size)"
         )
     for given, dim in zip(dims, expected.dims, strict=True):
         if given >= 0 and not dim.lowest <= given <= dim.highest:

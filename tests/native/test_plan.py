@@ -50,7 +50,7 @@ def test_scopes_of_decoupled_steps():
         ),
         (
             [step("x", "y", gate="x"), step("x", "y", gate="x", gate_inverted=True, decoupled=True)],
-            "is written once and for each response of a decoupled model",
+            "run at different times: before, and for each response of a decoupled step",
             1,
         ),
     ],

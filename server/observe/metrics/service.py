@@ -1,4 +1,4 @@
-"""The metrics of the server as a whole. They are changed and read on the event loop."""
+"""The metrics of the server as a whole. The event loop reads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inferd.server.engine.engine import Engine
 
 BUILD = Family("inferd_build_info", "What runs: always 1")
-READY = Family("inferd_ready", "1 while the server is ready, by ServerReady; else 0")
+READY = Family("inferd_ready", "1 while ServerReady answers true, else 0")
 IN_HOUSE = Family("inferd_inflight_requests", "Inference requests that were admitted and have not ended")
 REFUSED = Family("inferd_refused_requests_total", "Requests and calls that were refused, by reason", "counter")
 LOADS = Family("inferd_model_loads_total", "Versions of models that were loaded", "counter")
@@ -51,7 +51,9 @@ CACHE_ENTRIES = Family("inferd_cache_entries", "Responses in the response cache 
 CACHE_BYTES = Family("inferd_cache_bytes", "Bytes of these responses")
 OBJECTS = Family("inferd_native_objects", "Native objects that are alive, by kind")
 LOG_LINES_LOST = Family(
-    "inferd_log_lines_dropped_total", "Log lines that were left out: the writer did not keep up, or a limit", "counter"
+    "inferd_log_lines_dropped_total",
+    "Log lines that were left out, because the writer was too slow or a limit was reached",
+    "counter",
 )
 
 
@@ -61,7 +63,7 @@ class Traffic:
 
     Attributes:
         calls: of methods that it serves without Python, by path.
-        connections: open now; None, as for the others, if the front door does not know.
+        connections: open now; None if the front door does not count.
         accepted: connections accepted since the start.
         refused: connections closed at once since the start.
         open_calls: calls that have not ended.

@@ -206,7 +206,7 @@ async def test_a_request_that_comes_while_the_worker_restarts_is_told_so(tmp_pat
         guilty, late = [await ask(engine, number) for number in (-3, 1)]
     assert [answer.status for answer in (guilty, late)] == [UNAVAILABLE] * 2
     assert "restarting" not in guilty.text
-    assert late.text == f"{guilty.text}; the worker is restarting, and this request has not reached any"
+    assert late.text == f"{guilty.text}; the worker is restarting, and no worker has received this request"
 
 
 async def test_a_load_that_lowers_the_number_of_instances_returns_when_the_others_are_finalized(tmp_path):
