@@ -194,8 +194,9 @@ cdef bint batch_reschedule(NativeBatch *batch, uint32_t index) noexcept nogil:
 
 
 cdef void hand_back(NativeBatch *batch) noexcept nogil:
-    # return the requests that are to be executed again to their lane, unless the batch has failed
+    # return the requests that are to be executed again to their lane, unless they or the batch have failed
     cdef Request *request
+    cdef bint is_warmup
     cdef uint32_t i
     batch.handed_back = 0
     if batch.lane.sequences == NULL or batch.lane.sequences.again == NULL:
@@ -206,11 +207,12 @@ cdef void hand_back(NativeBatch *batch) noexcept nogil:
         if request != NULL and request.sequenced.again:
             request.sequenced.again = False
             if not batch.failed:
-                batch.requests[i] = NULL
-                batch.handed_back += not request.is_warmup
+                is_warmup = request.is_warmup
                 add_phases(batch, request)
                 request.queued_ns = batch.end_ns
-                batch.lane.sequences.again(batch.lane, request)
+                if batch.lane.sequences.again(batch.lane, request):
+                    batch.requests[i] = NULL
+                    batch.handed_back += not is_warmup
 
 
 cdef void add_phases(const NativeBatch *batch, Request *request) noexcept nogil:

@@ -49,9 +49,10 @@ cdef struct SequenceHooks:
     # On the instance's thread, or in the front: the instance has finished a request whose `sequence` is set. Called
     # before the request is answered, or, if it left its batch, before it is freed; clears `sequence`.
     void (*request_done)(Lane *lane, Request *request) noexcept nogil
-    # An instance reschedules the request, with its new state. It then belongs to the lane. NULL except for iterative
+    # An instance reschedules the request, with its new state. It then belongs to the lane. False: the request has
+    # failed, by its model or because there is no memory for its state; it ends as others do. NULL except for iterative
     # sequences.
-    void (*again)(Lane *lane, Request *request) noexcept nogil
+    bint (*again)(Lane *lane, Request *request) noexcept nogil
     # Whether a sequence with this id takes further requests here. NULL for iterative sequences.
     bint (*has)(Lane *lane, const Correlation *correlation) noexcept nogil
     # In the front: a sequence with this id begins on the lane that replaces this one, so the sequence here ends. NULL

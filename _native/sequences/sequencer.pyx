@@ -231,9 +231,11 @@ cdef void request_done(Lane *lane, Request *request) noexcept nogil:
     decide_and_unlock(self)
 
 
-cdef void again(Lane *lane, Request *request) noexcept nogil:
+cdef bint again(Lane *lane, Request *request) noexcept nogil:
     cdef Sequencer *self = <Sequencer *>lane
     commit_state(self, request)
+    if request.response.status != STATUS_OK:
+        return False  # it would lose each further state, and might never end
     lock(&self.dispatcher.guard)
     slots_again(&self.slots, request, now_ns())
     if load32(&request.abandonment.happened):  # its client left while it was executed
@@ -242,6 +244,7 @@ cdef void again(Lane *lane, Request *request) noexcept nogil:
         request.next = self.slots.fallen
         self.slots.fallen = request
     decide_and_unlock(self)
+    return True
 
 
 cdef uint32_t pending(Lane *lane) noexcept nogil:

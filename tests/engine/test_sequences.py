@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -203,11 +207,12 @@ async def test_other_shapes_wait_for_their_own_batch(tmp_path):
 # -- state ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("width", [1, 1000])
 @pytest.mark.parametrize(
     "keep",
     ["", "use_same_buffer_for_input_output: true", "use_same_buffer_for_input_output: true use_growable_memory: true"],
 )
-async def test_state_of_growing_shape(tmp_path, keep):
+async def test_state_of_growing_shape(tmp_path, keep, width):
     """What came so far, as a state with a variable dimension; sequences of different lengths do not mix."""
 
     def remember(batch):
@@ -222,9 +227,10 @@ async def test_state_of_growing_shape(tmp_path, keep):
         await infer(engine, step(0, 1, start=True))
         expected[1].append(0)
         for turn in range(30):
-            messages = [step(turn, 1), step(turn, 2, start=turn == 0)]
+            x = np.full((1, width), turn)
+            messages = [step(x, 1), step(x, 2, start=turn == 0)]
             for name, answer in zip((1, 2), await infer_all(engine, *messages), strict=True):
-                expected[name].append(turn)
+                expected[name].extend([turn] * width)
                 assert list(answer.array()[0]) == expected[name]
 
 
@@ -356,6 +362,40 @@ async def test_iterative_requests_run_until_they_are_done(tmp_path, strategy):
         assert lane.statistics()["inference_count"] == 5
     assert sum(count for count, _ in seen) == 15
     assert sum(starts for _, starts in seen) == 5
+
+
+@contextmanager
+def little_memory(free: int) -> Iterator[Callable[[], None]]:
+    """A function that leaves this process so many bytes of new memory until the block's end."""
+    usual = resource.getrlimit(resource.RLIMIT_AS)
+
+    def limit() -> None:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + free, usual[1]))
+
+    try:
+        yield limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, usual)
+
+
+async def test_an_iterative_request_ends_if_there_is_no_memory_for_its_state(tmp_path):
+    """Guards a model that stops by its state: without the state it would be called again and again."""
+    calls = []
+
+    def grow(batch):
+        calls.append(batch.input("sum").shape)
+        batch.set_output("sum_out", np.zeros((1, 1 << 26), np.int64))  # no page of it is touched
+        limit()
+        if len(calls) < 9:
+            batch.reschedule(0)
+
+    text = config("oldest { }", "iterative_sequence: true", (STATE % "").replace("[ 1 ]", "[ -1 ]"))
+    with little_memory(1 << 26) as limit:
+        async with serving(tmp_path, grow, m=text) as engine:
+            answer = await infer(engine, step(1, 0))
+    assert answer.status == Status.RESOURCE_EXHAUSTED
+    assert len(calls) == 1
 
 
 async def test_only_iterative_requests_can_be_rescheduled(tmp_path):
