@@ -52,15 +52,29 @@ class CallOrder:
         names = [tensor.name for tensor in spec.model_inputs]
         inputs, arguments = self.package.inputs, self.package.arguments
         if (inputs is not None and len(names) != len(inputs)) or (arguments and len(names) > len(arguments)):
+            provided = len(arguments) if inputs is None else len(inputs)
+            constants = ", some of which are constants" if len(arguments) > provided else ""
+            among = f", among its arguments {', '.join(arguments)}{constants}" if arguments else ""
             raise BackendError(
                 f"unable to load model '{spec.name}', configuration expects {len(names)} inputs, model provides "
-                f"{len(arguments) if inputs is None else len(inputs)}, by its arguments {', '.join(arguments)}"
+                f"{provided}{among}"
             )
         if all(name in arguments for name in names):  # the others are constants
             arguments = tuple(sorted(names, key=arguments.index))
+            self._check_constants(arguments)
         else:
             arguments = tuple(f"ARGS[{i}]" for i in range(len(names)))
         return input_positions(spec.name, names, arguments)
+
+    def _check_constants(self, named: Sequence[str]) -> None:
+        """Check that none of these arguments, in the order of the call, is a constant, as far as the code tells."""
+        places = [self.package.arguments.index(name) for name in named]
+        numbers = self.package.numbers
+        if len(numbers) == len(places) and _steps(places) != _steps(numbers):
+            raise BackendError(
+                f"unable to load model '{self.model}', its inputs are not all among {', '.join(named)}: one of these "
+                f"arguments is a constant. The model has the arguments {', '.join(self.package.arguments)}"
+            )
 
     def _match_outputs(self, spec: ModelSpec) -> list[int]:
         names = [tensor.name for tensor in spec.model_outputs]
@@ -105,6 +119,10 @@ class CallOrder:
         if wrong:
             inputs = ", ".join(f"{index} is '{name}'" for index, name in enumerate(names))
             raise RequestError(f"unexpected shape for model '{self.model}': {wrong} ({inputs})")
+
+
+def _steps(numbers: Sequence[int]) -> list[int]:
+    return [number - numbers[0] for number in numbers]
 
 
 def _check_served(spec: ModelSpec, kind: str, tensor: TensorSpec) -> None:

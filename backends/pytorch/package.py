@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ ISA_FLAGS = {
 }
 """The names in /proc/cpuinfo of instruction sets for which a package may have been compiled."""
 
+_NUMBERED = re.compile(r'inputs_info_\[\d+\]\.name = "arg(\d+)_1";')
+
 
 @dataclass(frozen=True, slots=True)
 class Package:
@@ -45,6 +48,8 @@ class Package:
         capability: the compute capability of the target GPU, such as "90"; empty for the CPU.
         inputs: the inputs in the order of the library; None if the package does not describe them.
         arguments: a name for each argument of the exported call, constants included: "ARGS[0]", "KWARGS[mask]".
+        numbers: those by which the code calls the inputs, in their order. They differ as the places of the inputs among
+            the arguments do. Empty if the code calls them otherwise.
         results: a name for each output: "RESULT[0]".
         obstacle: why only PyTorch's own loader can call the library; empty if the library can be called directly.
         fatal_checks: whether an index out of range ends the process that executes the library.
@@ -57,6 +62,7 @@ class Package:
     capability: str
     inputs: tuple[ExpectedInput, ...] | None
     arguments: tuple[str, ...]
+    numbers: tuple[int, ...]
     results: tuple[str, ...]
     obstacle: str
     fatal_checks: bool
@@ -112,6 +118,7 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Package:
         capability=metadata.get("AOTI_COMPUTE_CAPABILITY", ""),
         inputs=inputs,
         arguments=tuple(_argument_names(_spec(source, "in_spec_"))),
+        numbers=tuple(int(number) for number in _NUMBERED.findall(source)),
         results=tuple(f"RESULT{place}" for place in _leaves(_spec(source, "out_spec_"))),
         obstacle=_obstacle(library, names, archive.namelist()),
         fatal_checks=any(

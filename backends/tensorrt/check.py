@@ -46,7 +46,7 @@ def _check_tensor(spec: ModelSpec, kind: str, tensor: TensorSpec, known: Mapping
         raise BackendError(f"{which} is incorrectly marked as a shape tensor in the model configuration")
     configured = _as_in_plan(spec, tensor)
     if not _agree(found.dims, configured, batches=spec.max_batch_size > 0 and not tensor.shape_tensor):
-        with_batch = ", with the batch that max_batch_size > 0 means" if spec.max_batch_size else ""
+        with_batch = ", with the batch that max_batch_size > 0 means" if _has_batch(spec, tensor) else ""
         raise BackendError(
             f"model '{spec.name}', tensor '{tensor.name}': the plan has shape {list(found.dims)} but the model "
             f"configuration specifies {list(configured)}{with_batch}"
@@ -56,9 +56,12 @@ def _check_tensor(spec: ModelSpec, kind: str, tensor: TensorSpec, known: Mapping
 def _as_in_plan(spec: ModelSpec, tensor: TensorSpec) -> Dims:
     if tensor.shape_tensor:
         return (tensor.dims[0] + (spec.max_batch_size > 0),)
-    if not spec.max_batch_size or tensor.ragged or tensor.like_input:
-        return tensor.dims or (-1,)
-    return (-1, *tensor.dims)
+    return (-1, *tensor.dims) if _has_batch(spec, tensor) else tensor.dims or (-1,)
+
+
+def _has_batch(spec: ModelSpec, tensor: TensorSpec) -> bool:
+    """Whether the batch adds to the configured dimensions; the rows of ragged tensors lie one after the other."""
+    return spec.max_batch_size > 0 and not (tensor.ragged or tensor.like_input)
 
 
 def _agree(plan: Dims, configured: Dims, *, batches: bool) -> bool:

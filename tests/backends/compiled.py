@@ -26,8 +26,24 @@ class Sample(torch.nn.Module):
         return scores, image.transpose(1, 2), image
 
 
+class Scaled(torch.nn.Module):
+    """Has a number among its arguments, which is a constant in the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor, factor: int, y: torch.Tensor) -> torch.Tensor:
+        return x * factor - y + self.offset
+
+
 def compile_sample(folder: Path) -> tuple[Path, Sample]:
-    """Write model.pt2 there; image is FP32 [batch, width, 4], ids INT64 [batch, width]. Returns what it was made of.
+    """Write model.pt2 there; image is FP32 [batch, width, 4], ids INT64 [batch, width]. Returns what it was made of."""
+    return compile_module(folder, "sample"), make_sample()
+
+
+def compile_module(folder: Path, name: str) -> Path:
+    """Write model.pt2 there: the module "sample", or "scaled" for FP32 [2, 3].
 
     In a process of its own: the compiler leaves much behind. Skips the test where there is no C++ compiler.
     """
@@ -36,9 +52,9 @@ def compile_sample(folder: Path) -> tuple[Path, Sample]:
     path = folder / "model.pt2"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
     environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # else it compiles a program for each set of vector instructions
-    done = subprocess.run([sys.executable, __file__, str(path)], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, __file__, str(path), name], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    return path, make_sample()
+    return path
 
 
 def make_sample() -> Sample:
@@ -47,17 +63,25 @@ def make_sample() -> Sample:
     return Sample().eval()
 
 
-def main(path: str) -> None:
+def main(path: str, name: str) -> None:
+    program = _exported_sample() if name == "sample" else _exported_scaled()
+    torch._inductor.aoti_compile_and_package(program, package_path=path)
+
+
+def _exported_scaled() -> torch.export.ExportedProgram:
+    return torch.export.export(Scaled(), (torch.ones(2, 3), 4, torch.ones(2, 3)))
+
+
+def _exported_sample() -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", max=MAX_BATCH)
     width = torch.export.Dim("width", min=2, max=MAX_WIDTH)
-    program = torch.export.export(
+    return torch.export.export(
         make_sample(),
         (torch.zeros(3, 5, 4),),
         {"ids": torch.zeros(3, 5, dtype=torch.int64)},
         dynamic_shapes={"image": {0: batch, 1: width}, "ids": {0: batch, 1: width}},
     )
-    torch._inductor.aoti_compile_and_package(program, package_path=path)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

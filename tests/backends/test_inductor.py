@@ -21,7 +21,7 @@ from inferd.backends.pytorch.inductor import InductorModel, load_library
 from inferd.backends.pytorch.options import read_options
 from inferd.backends.pytorch.package import read_package
 from inferd.backends.pytorch.wrapper import mismatch
-from tests.backends.compiled import MAX_BATCH, MAX_WIDTH, compile_sample
+from tests.backends.compiled import MAX_BATCH, MAX_WIDTH, compile_module, compile_sample
 from tests.backends.fake_cuda import FakeCuda, FakeGpuBatch
 from tests.backends.models import source
 from tests.counters import native_counters
@@ -201,11 +201,27 @@ def test_what_is_no_package_is_refused(tmp_path):
 def test_constants_among_the_arguments_are_no_inputs(compiled, described_inputs):
     """Guards names of arguments beside a number that is in the code: inputs are found by name, in any order."""
     package = replace(read_package(compiled[0]), arguments=("ARGS[0]", "ARGS[1]", "KWARGS[ids]"))
-    if not described_inputs:
-        package = replace(package, inputs=None)
+    package = replace(package, numbers=(5, 7)) if described_inputs else replace(package, inputs=None, numbers=())
     inputs = (replace(IDS, name="KWARGS[ids]"), replace(IMAGE, name="ARGS[0]"))
     order = CallOrder(ModelSpec("m", inputs=inputs, outputs=(SCORES,), max_batch_size=8, backend="pytorch"), package)
     assert order.input_indexes() == [1, 0]
+
+
+def test_a_constant_that_is_configured_as_an_input_is_refused(tmp_path):
+    """Guards a model that would compute with one argument in the place of another, of the same datatype and shape."""
+    path = compile_module(tmp_path, "scaled")
+
+    def order_of(*names):
+        inputs = tuple(TensorSpec(name, "FP32", (2, 3)) for name in names)
+        return CallOrder(ModelSpec("m", inputs=inputs, outputs=(SCORES,), backend="pytorch"), read_package(path))
+
+    assert order_of("ARGS[2]", "ARGS[0]").input_indexes() == [1, 0]
+    assert order_of("INPUT__0", "INPUT__1").input_indexes() == [0, 1]
+    for wrong in (("ARGS[0]", "ARGS[1]"), ("ARGS[2]", "ARGS[1]")):
+        with pytest.raises(BackendError, match="one of these arguments is a constant"):
+            order_of(*wrong)
+    with pytest.raises(BackendError, match=r"model provides 2, among its arguments .*, some of which are constants"):
+        order_of("ARGS[0]")
 
 
 def test_an_input_of_too_many_dimensions_is_refused(compiled, tmp_path):
@@ -222,7 +238,7 @@ def test_an_input_of_too_many_dimensions_is_refused(compiled, tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"inputs": [IMAGE]}, "configuration expects 1 inputs, model provides 2"),
+        ({"inputs": [IMAGE]}, r"expects 1 inputs, model provides 2, among its arguments ARGS\[0\], KWARGS\[ids\]$"),
         (
             {"inputs": [IMAGE, TensorSpec("INPUT__1", "INT32", (-1,))]},
             "unexpected datatype INT32 for input 'INPUT__1', expecting INT64",

@@ -255,6 +255,16 @@ async def test_ragged_input(tmp_path):
             np.testing.assert_array_equal(answer.array(), 2 * each)
 
 
+async def test_a_ragged_tensor_has_no_batch_dimension_of_which_a_refusal_could_tell(tmp_path):
+    content = plan("double", [tensor("x", "FLOAT", (-1, 4))], [Y], [{"x": [(1, 4), (4, 4), (8, 4)]}])
+    ragged = WHOLE.replace("[ 4 ] }\no", "[ -1, 5 ] allow_ragged_batch: true }\no")
+    told = await refused(tmp_path / "a", content, ragged)
+    assert "the plan has shape [-1, 4] but the model configuration specifies [-1]" in told
+    assert "with the batch" not in told
+    told = await refused(tmp_path / "b", content, WHOLE.replace("[ 4 ]", "[ 5 ]"))
+    assert "specifies [-1, 5], with the batch that max_batch_size > 0 means" in told
+
+
 async def test_state_of_a_sequence(tmp_path):
     """y is the sum so far, which the server keeps."""
     content = plan(
