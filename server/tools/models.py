@@ -21,7 +21,7 @@ def show_index(reach: Reach, as_json: bool) -> None:
             index = client.get_model_repository_index(headers=reach.metadata, client_timeout=reach.timeout)
         except InferenceServerException as error:
             raise failure(reach, error) from None
-    models = sorted(index.models, key=lambda model: (model.name, model.version))
+    models = sorted(index.models, key=_place)
     if as_json:
         found = [{"name": m.name, "version": m.version, "state": m.state, "reason": m.reason} for m in models]
         print(json.dumps(found, indent=2))
@@ -30,6 +30,11 @@ def show_index(reach: Reach, as_json: bool) -> None:
         print(f"{reach.url} has no models")
         return
     print(table(("model", "version", "state", "reason"), ((m.name, m.version, m.state, m.reason) for m in models)))
+
+
+def _place(model: Any) -> tuple[str, int, str]:
+    """Where a version stands in a list: by name, then by number, which models that are not loaded may lack."""
+    return model.name, int(model.version) if model.version.isdecimal() else 0, model.version
 
 
 def load(reach: Reach, names: Sequence[str], config: Path | None) -> None:
@@ -136,7 +141,7 @@ def show_statistics(reach: Reach, name: str, as_json: bool) -> None:
 
 
 def _statistics(models: Sequence[Any]) -> Iterator[tuple[object, ...]]:
-    for model in sorted(models, key=lambda each: (each.name, each.version)):
+    for model in sorted(models, key=_place):
         stats = model.inference_stats
         times = (stats.queue, stats.compute_input, stats.compute_infer, stats.compute_output)
         yield (

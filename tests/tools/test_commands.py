@@ -103,6 +103,22 @@ def test_labels_of_versions(inferd, tmp_path):
     inferd("models", "load", "int64")
 
 
+def test_versions_are_listed_by_number(tmp_path, inferd):
+    """Guards the order in `models ls` and `models stats`: 10 comes after 2."""
+    repository = write(tmp_path, [Identity("many", (("FP32", 1),)), Identity("beside", (("FP32", 1),))])
+    for version in ("2", "10"):
+        (repository / "many" / version).mkdir()
+    with (repository / "many" / "config.pbtxt").open("a") as config:
+        config.write("version_policy { all { } }\n")
+    with doors.running_server("native", repository) as process:
+        for command in ("ls", "stats"):
+            told = inferd("models", command, "--url", process.address, url=False)
+            rows = [line.split()[:2] for line in told.splitlines()]
+            assert [row for row in rows if row[0] in ("many", "beside")] == [
+                ["beside", "1"], ["many", "1"], ["many", "2"], ["many", "10"]
+            ]  # fmt: skip
+
+
 def test_statistics(inferd):
     """Guards `models stats`."""
     inferd("infer", "bool", "--data", "[true]")
