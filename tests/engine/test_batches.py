@@ -383,6 +383,25 @@ async def test_a_request_that_fails_its_batch_fails_alone(tmp_path, first, error
         assert (found.success.count, found.fail.count) == (4, 1)
 
 
+async def test_a_batch_of_one_request_of_a_failed_batch_is_over_when_its_execution_is(tmp_path):
+    """Guards a backend that keeps its batches: it gets an error, and does not write into later ones."""
+    kept = []
+    execute = poisoned(ValueError)
+
+    def keep(batch):
+        kept.append(batch)
+        execute(batch)
+
+    gate = isolating(keep)
+    async with serving(tmp_path, gate) as engine:
+        answers = [await each.answer() for each in await held(engine, gate, *(request(x=row(n)) for n in (13, 2)))]
+        assert [answer.status for answer in answers] == [INTERNAL, OK]
+        assert len(kept) == 4  # the first request, the two that fail together, and each of these alone
+        for batch in kept:
+            with pytest.raises(ValueError, match="this batch has been answered"):
+                batch.rows  # noqa: B018
+
+
 async def test_requests_of_a_failed_batch_have_what_their_clients_sent(tmp_path):
     """Guards `isolates_failures` of a backend that writes to its inputs, which the batch has in a copy."""
 

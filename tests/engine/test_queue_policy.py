@@ -260,6 +260,18 @@ async def test_who_gets_no_answer_gives_the_turn_up(tmp_path, end):
         assert (await infer(engine, asked(4))).array().item() == 4
 
 
+async def test_a_request_that_has_waited_too_long_is_refused_before_its_turn(tmp_path):
+    gates = Gates()
+    async with serving(tmp_path, gates, m=config(f"{ORDERED} {REJECT}")) as engine:
+        first = Pending(engine, asked(0))
+        await begun(gates, 1)
+        late = Pending(engine, asked(1))
+        assert (await late.answer()).status == UNAVAILABLE  # the instance still executes the first one
+        assert not first.answers
+        gates.door(0).set()
+        assert (await first.answer()).array().item() == 0
+
+
 # -- what a person sees --
 
 

@@ -70,6 +70,13 @@ PROOFS: tuple[Proof, ...] = (
         "More memory than is used.",
     ),
     Proof(
+        "_native/execution/gather.pyx",
+        "padded_length",
+        "cdef uint32_t axis = signature.inputs[input].pad_axis + (signature.max_batch_size > 0)",
+        "cdef uint32_t axis = signature.inputs[input].pad_axis + (signature.max_batch_size >= 0)",
+        "Only models with max_batch_size > 0 have padded inputs: the configuration of another is refused.",
+    ),
+    Proof(
         "_native/file_contents.pyx",
         "read_opened",
         "if error or size[0] < capacity or size[0] > limit:",
