@@ -55,7 +55,8 @@ def region():
 def test_every_derived_default_is_tested_here():
     """An option whose 0 stands for something else than no limit is one of those below."""
     options = [option for option, _ in DERIVED.findall(PAGE.read_text())]
-    assert options == ["client-shm-max-regions-per-user", "io-threads", "max-held-bytes"]
+    shared_memory = ["client-shm-max-regions-per-user", "client-shm-max-byte-size-per-user"]
+    assert options == [*shared_memory, "io-threads", "max-held-bytes"]
 
 
 def test_held_bytes_are_the_part_of_the_memory_that_the_page_names(native):
