@@ -17,7 +17,7 @@ from inferd._native.execution.supply cimport (
     END_UNLOADED,
 )
 from inferd._native.protobuf.datatype cimport DT_BYTES, datatype_name
-from inferd._native.refusal cimport REFUSAL_NOT_READY, REFUSAL_QUEUE_FULL, REFUSAL_SEQUENCE_ENDED
+from inferd._native.refusal cimport REFUSAL_QUEUE_FULL, REFUSAL_SEQUENCE_ENDED
 from inferd._native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
 from inferd._native.request.life cimport request_move
 from inferd._native.request.request cimport (
@@ -186,11 +186,9 @@ cdef Pushed slots_push(Slots *slots, Request *request, int64_t now) noexcept nog
     if slots.iterative:
         begin_iteration(slots, request)
     elif slots.draining and request.sequence_start:
-        refuse_sequence(request, STATUS_UNAVAILABLE, format_text(
+        return refuse_sequence(request, STATUS_UNAVAILABLE, format_text(
             "Server is stopping, scheduler for model has stopped accepting new inference requests: no sequence begins "
             "on model '%s' any more, those that have begun go on", slots.lane.signature.name.data))
-        request.response.refusal = REFUSAL_NOT_READY
-        return LANE_REFUSED
     else:
         sequence = table_find_sequence(&slots.table, &request.correlation)
         if sequence == NULL and not request.sequence_start:
