@@ -273,11 +273,10 @@ cdef class CompiledBackend:
         grant.close()
         free(given)
         failed = taken(error) if error != NULL else None
-        responses = []
-        for exchange in exchanges:
-            responses.append(exchange.executed(failed))
-        grant.keep()
-        return responses
+        try:
+            return [(<Exchange>each).executed(failed) for each in exchanges]
+        finally:
+            grant.keep()
 
     def close(self):
         """Finalize instance, model and backend, as far as they are initialized. Errors of the backend are logged."""

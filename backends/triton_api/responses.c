@@ -61,20 +61,24 @@ TRITONSERVER_Error *inferd_new_tensor(struct Tensor **tensor, const char *kind, 
     return *tensor ? NULL : no_memory(name);
 }
 
-/* Gives a tensor new memory of this size. */
-static TRITONSERVER_Error *allocate(struct Tensor *tensor, void **buffer, uint64_t byte_size,
+static TRITONSERVER_Error *set_base(struct Tensor *tensor, void *base, void **buffer, uint64_t byte_size,
                                     TRITONSERVER_MemoryType *memory_type, int64_t *memory_type_id) {
-    free_base(tensor);
-    if (posix_memalign(&tensor->base, ALIGNMENT, byte_size ? byte_size : 1) != 0) {
-        tensor->base = NULL;
-        return inferd_refuse(TRITONSERVER_ERROR_UNAVAILABLE, "no memory for the %llu bytes of '%s'",
-                             (unsigned long long)byte_size, tensor->name);
-    }
+    tensor->base = *buffer = base;
     tensor->attributes.byte_size = byte_size;
-    *buffer = tensor->base;
     *memory_type = TRITONSERVER_MEMORY_CPU;
     *memory_type_id = 0;
     return NULL;
+}
+
+/* Gives a tensor new memory of this size. */
+static TRITONSERVER_Error *allocate(struct Tensor *tensor, void **buffer, uint64_t byte_size,
+                                    TRITONSERVER_MemoryType *memory_type, int64_t *memory_type_id) {
+    void *base;
+    free_base(tensor);
+    if (posix_memalign(&base, ALIGNMENT, byte_size ? byte_size : 1) != 0)
+        return inferd_refuse(TRITONSERVER_ERROR_UNAVAILABLE, "no memory for the %llu bytes of '%s'",
+                             (unsigned long long)byte_size, tensor->name);
+    return set_base(tensor, base, buffer, byte_size, memory_type, memory_type_id);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
@@ -212,12 +216,17 @@ bool inferd_uses_grant(struct Grant *grant) {
     return atomic_load(&grant->tensors) != 0;
 }
 
-/* `byte_size` bytes of the grant; NULL: it has no room for them. */
+/* `byte_size` bytes of the grant, for one more tensor; NULL: it has no room for them. The tensor is counted before it has
+ * memory: if the grant is closed and no tensor is counted, none will be in it. */
 static void *take(struct Grant *grant, uint64_t byte_size) {
     uintptr_t at = atomic_load_explicit(&grant->at, memory_order_relaxed), from;
+    atomic_fetch_add_explicit(&grant->tensors, 1, memory_order_acq_rel);
     do {
         from = (at + ALIGNMENT - 1) & ~(uintptr_t)(ALIGNMENT - 1);
-        if (from >= grant->end || byte_size > grant->end - from) return NULL;
+        if (from >= grant->end || byte_size > grant->end - from) {
+            atomic_fetch_sub_explicit(&grant->tensors, 1, memory_order_acq_rel);
+            return NULL;
+        }
     } while (!atomic_compare_exchange_weak_explicit(&grant->at, &at, from + byte_size, memory_order_acq_rel,
                                                     memory_order_relaxed));
     return (void *)from;
@@ -226,23 +235,11 @@ static void *take(struct Grant *grant, uint64_t byte_size) {
 TRITONSERVER_Error *TRITONBACKEND_OutputBuffer(TRITONBACKEND_Output *output, void **buffer, uint64_t byte_size,
                                                TRITONSERVER_MemoryType *memory_type, int64_t *memory_type_id) {
     struct Tensor *tensor = &output->tensor;
-    void *base = NULL;
-    if (byte_size > SENT_IN_RECORD) {
-        /* Count the tensor before it takes memory: if the grant is closed and counts none, no tensor will lie in it. */
-        atomic_fetch_add_explicit(&tensor->request->grant->tensors, 1, memory_order_acq_rel);
-        base = take(tensor->request->grant, byte_size);
-        if (base == NULL) atomic_fetch_sub_explicit(&tensor->request->grant->tensors, 1, memory_order_acq_rel);
-    }
-    if (base) {
-        free_base(tensor);
-        tensor->granted = true;
-        tensor->attributes.byte_size = byte_size;
-        tensor->base = *buffer = base;
-        *memory_type = TRITONSERVER_MEMORY_CPU;
-        *memory_type_id = 0;
-        return NULL;
-    }
-    return allocate(&output->tensor, buffer, byte_size, memory_type, memory_type_id);
+    void *base = byte_size > SENT_IN_RECORD ? take(tensor->request->grant, byte_size) : NULL;
+    if (base == NULL) return allocate(tensor, buffer, byte_size, memory_type, memory_type_id);
+    free_base(tensor);
+    tensor->granted = true;
+    return set_base(tensor, base, buffer, byte_size, memory_type, memory_type_id);
 }
 
 TRITONSERVER_Error *TRITONBACKEND_OutputBufferAttributes(TRITONBACKEND_Output *output,
@@ -344,13 +341,9 @@ TRITONSERVER_Error *TRITONBACKEND_StateBuffer(TRITONBACKEND_State *state, void *
     struct Shared *shared = tensor->request->shared[place_of(tensor->request, tensor->name)];
     if (shared == NULL) return allocate(tensor, buffer, byte_size, memory_type, memory_type_id);
     if (!inferd_resize(shared, byte_size)) return no_memory(tensor->name);
-    tensor->base = *buffer = shared->base;
-    tensor->attributes.byte_size = byte_size;
     tensor->shared = true;
     tensor->updated = true; /* the memory is that of the state, so what is written there counts at once */
-    *memory_type = TRITONSERVER_MEMORY_CPU;
-    *memory_type_id = 0;
-    return NULL;
+    return set_base(tensor, shared->base, buffer, byte_size, memory_type, memory_type_id);
 }
 
 TRITONSERVER_Error *TRITONBACKEND_StateBufferAttributes(TRITONBACKEND_State *state,

@@ -64,12 +64,12 @@ _leases: set[Lease] = set()  # those that the model still holds: their weak refe
 class OutputMemory:
     """Memory of the arena for the outputs of one batch: first the grant of the EXECUTE, then further grants.
 
-    A backend in C may have its outputs made in the first grant (`begin`, `end`): such an output's buffer is `arena`,
-    and it is not copied. `keep` returns an object without which the backend may not write there after the execution.
+    A backend in C may have its outputs made in the first grant (`begin`, `end`): the memory `has` such an output
+    already. `keep` returns an object without which the backend may not write there after the execution.
     """
 
     def __init__(self, link: Link, offset: int, size: int, lease: Lease | None = None) -> None:
-        self.arena: Any = None
+        self._arena: Any = None
         self._link = link
         self._lease = lease
         self._at = offset
@@ -78,12 +78,16 @@ class OutputMemory:
 
     def begin(self) -> tuple[Any, int, int]:
         """The arena, and the range that is left of the first grant."""
-        self.arena = memoryview(self._link.arena)
-        return self.arena, self._at, self._end
+        self._arena = memoryview(self._link.arena)
+        return self._arena, self._at, self._end
 
     def end(self, at: int) -> None:
         """The backend has taken the range up to `at`."""
         self._at = at
+
+    def has(self, buffer: Any) -> bool:
+        """Whether this is the buffer of an output that was made in the first grant."""
+        return buffer is not None and buffer is self._arena
 
     def keep(self) -> Any:
         """An object that the backend holds as long as it may write to its outputs."""

@@ -297,7 +297,7 @@ class ResponseWriter:
         memory: the arena.
         take: returns the offset of arena memory for an output of that size.
         regions: knows the inputs in regions.
-        outputs: of the batch; outputs whose buffer is its `arena` have been made where the server reads them.
+        outputs: memory of the batch; it may have some outputs already.
     """
 
     __slots__ = ("_borrowed", "_memory", "_names", "_outputs", "_parts", "_regions", "_take", "size")
@@ -466,7 +466,7 @@ class ResponseWriter:
         size = view.nbytes
         if size <= SMALL:
             return p.INLINE, at, size, view.tobytes(), False
-        if self._outputs is not None and self._outputs.arena is tensor._buffer is not None:
+        if self._outputs is not None and self._outputs.has(tensor._buffer):
             return p.ARENA, tensor._offset, size, b"", False
         found = _among(inputs, tensor, size)
         if found is not None:
