@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from inferd_client._calling import Headers, fields_of
-from inferd_client._connecting import Options, Target
+from inferd_client._connecting import CONNECT_SECONDS, Options, Target, share_of
 from inferd_client._native.link import Call
 from inferd_client._native.messages import framed
 
@@ -122,6 +122,13 @@ class Places:
                     return place
                 other = place
         return other
+
+    def shares(self, began: float, ends: float | None) -> Iterator[tuple[Place, float]]:
+        """Each place, and the seconds that a connection to it may take: all together have CONNECT_SECONDS, or less."""
+        places = list(self.all)
+        until = min(began + CONNECT_SECONDS, ends if ends is not None else float("inf"))
+        for left, place in zip(range(len(places), 0, -1), places, strict=True):
+            yield place, share_of(until, left)
 
     def due(self) -> bool:
         """Whether it is time to check the places."""

@@ -27,7 +27,7 @@ from inferd_client._calling import (
     response_of,
     too_late,
 )
-from inferd_client._connecting import CONNECT_SECONDS, Options, Target, connect, share_of
+from inferd_client._connecting import Options, Target, connect
 from inferd_client._native.link import Call, Link
 from inferd_client.utils import InferenceServerException
 
@@ -369,11 +369,9 @@ class BalancedChannel(Channel):
             self._resolve()
         except OSError as found:
             error = found
-        places = list(self._places.all)
-        until = min(began + CONNECT_SECONDS, ends if ends is not None else float("inf"))
-        for left, place in zip(range(len(places), 0, -1), places, strict=True):
+        for place, seconds in self._places.shares(began, ends):
             try:
-                self._connect(place, share_of(until, left))
+                self._connect(place, seconds)
             except OSError as found:
                 error = found
                 place.failed()

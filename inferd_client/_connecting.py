@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferd_client._native.link import Link
@@ -238,33 +239,57 @@ def share_of(ends: float, attempts: int) -> float:
     return max((ends - time.monotonic()) / attempts, 0.001)
 
 
+class Dialling:
+    """Attempts to connect to the addresses of a server, one after the other; each has its share of the time.
+
+    Attributes:
+        places: the addresses, as getaddrinfo returns them.
+    """
+
+    def __init__(self, target: Target, ends: float) -> None:
+        self.places: list[Any] = []
+        self._target, self._ends = target, ends
+        self._error: OSError | None = None
+
+    @contextmanager
+    def noting(self, sock: socket.socket | None = None) -> Iterator[None]:
+        """Note an OSError of the code within, and go on behind it; close the socket after any exception."""
+        try:
+            yield
+        except BaseException as found:
+            if sock is not None:
+                sock.close()
+            if not isinstance(found, OSError):
+                raise
+            self._error = found
+
+    def sockets(self) -> Iterator[tuple[socket.socket, Any, float]]:
+        """For each address a socket, the address, and the seconds that its attempt may take."""
+        for left, (family, kind, protocol, _, address) in zip(range(len(self.places), 0, -1), self.places, strict=True):
+            try:
+                sock = socket.socket(family, kind, protocol)
+            except OSError as found:  # such as an address of IPv6 where the system has none
+                self._error = found
+            else:
+                yield sock, address, share_of(self._ends, left)
+
+    def failure(self) -> OSError:
+        """The error of the last attempt."""
+        return self._error or OSError(f"{self._target.text}: there is no such host")
+
+
 def _reached(target: Target, ends: float) -> socket.socket:
     """A socket that is connected to the first address that accepts connections."""
-    places: list[Any] = []
-    error: OSError | None = None
+    dialling = Dialling(target, ends)
     for host, port in target.all:
-        try:
-            places += socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as found:
-            error = found
-    for left, (family, kind, protocol, _, address) in zip(range(len(places), 0, -1), places, strict=True):
-        try:
-            sock = socket.socket(family, kind, protocol)
-        except OSError as found:  # such as an address of IPv6 where the system has none
-            error = found
-            continue
-        try:
-            sock.settimeout(share_of(ends, left))
+        with dialling.noting():
+            dialling.places += socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for sock, address, seconds in dialling.sockets():
+        with dialling.noting(sock):
+            sock.settimeout(seconds)
             sock.connect(address)
-        except OSError as found:
-            sock.close()
-            error = found
-        except BaseException:
-            sock.close()
-            raise
-        else:
             return sock
-    raise error or OSError(f"{target.text}: there is no such host")
+    raise dialling.failure()
 
 
 def take(shake: Handshake, data: bytes, target: Target) -> None:

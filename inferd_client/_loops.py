@@ -24,7 +24,7 @@ from inferd_client._calling import (
     too_late,
 )
 from inferd_client._channel import CLOSED, HeaderList, forking
-from inferd_client._connecting import CONNECT_SECONDS, Handshake, Options, Target, prepare, secured, share_of, take
+from inferd_client._connecting import CONNECT_SECONDS, Dialling, Handshake, Options, Target, prepare, secured, take
 from inferd_client._native.link import Call, Link
 from inferd_client.utils import InferenceServerException
 
@@ -319,11 +319,9 @@ class BalancedLoopChannel(LoopChannel):
                 await self._resolve()
         except OSError as found:
             error = found
-        places = list(self._places.all)
-        until = min(began + CONNECT_SECONDS, ends if ends is not None else float("inf"))
-        for left, place in zip(range(len(places), 0, -1), places, strict=True):
+        for place, seconds in self._places.shares(began, ends):
             try:
-                await self._connect(place, share_of(until, left))
+                await self._connect(place, seconds)
             except OSError as found:
                 error = found
                 place.failed()
@@ -447,32 +445,19 @@ async def _connect_in_loop(target: Target, options: Options, ends: float) -> Lin
 
 async def _dialled(target: Target, loop: asyncio.AbstractEventLoop, ends: float) -> socket.socket:
     """A socket that is connected to the first address that accepts connections."""
-    places: list[Any] = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", target.path)] if target.path else []
-    error: OSError | None = None
+    dialling = Dialling(target, ends)
+    if target.path:
+        dialling.places = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", target.path)]
     for host, port in [] if target.path else target.all:
-        try:
-            places += await _resolved(host, port, loop)
-        except OSError as found:
-            error = found
-    for left, (family, kind, protocol, _, address) in zip(range(len(places), 0, -1), places, strict=True):
-        try:
-            sock = socket.socket(family, kind, protocol)
-        except OSError as found:  # such as an address of IPv6 where the system has none
-            error = found
-            continue
-        sock.setblocking(False)
-        try:
-            async with asyncio.timeout(share_of(ends, left)):
+        with dialling.noting():
+            dialling.places += await _resolved(host, port, loop)
+    for sock, address, seconds in dialling.sockets():
+        with dialling.noting(sock):
+            sock.setblocking(False)
+            async with asyncio.timeout(seconds):
                 await loop.sock_connect(sock, address)
-        except OSError as found:
-            sock.close()
-            error = found
-        except BaseException:
-            sock.close()
-            raise
-        else:
             return sock
-    raise error or OSError(f"{target.text}: there is no such host")
+    raise dialling.failure()
 
 
 async def _resolved(host: str, port: int, loop: asyncio.AbstractEventLoop) -> list[Any]:
