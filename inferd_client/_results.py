@@ -182,7 +182,7 @@ def _arrays() -> tuple[Any, dict[str, tuple[Any, int]]]:
 
 
 def unreadable(what: object) -> InferenceServerException:
-    """The exception for a malformed response; `what` says what is wrong."""
+    """The exception for a malformed response; `what` is the mistake in it."""
     return InferenceServerException(f"the response cannot be read: {what}", "StatusCode.INTERNAL")
 
 

@@ -38,7 +38,7 @@ class StartError(Exception):
 
 
 class ServerError(Exception):
-    """An error that a client is told, with a status. Raise one of the families below."""
+    """An error that the server sends to a client with a status. Raise one of the families below."""
 
     status: ClassVar[Status] = Status.INTERNAL
     reason: str = ""

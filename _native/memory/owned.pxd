@@ -13,5 +13,5 @@ cdef void owned_release(void *owner) noexcept nogil
 cdef void owned_promise(bint drained) noexcept nogil
 # Whether objects wait for `owned_drain`.
 cdef bint owned_waits() noexcept nogil
-# With the GIL: let go of the objects that wait.
+# Drop the references to the objects that wait. The caller has the GIL.
 cdef void owned_drain() noexcept

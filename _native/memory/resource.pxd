@@ -55,7 +55,7 @@ cdef Block *block_take(size_t size) noexcept nogil
 cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *owner) noexcept nogil
 # For resources: give a block of CLASS_LENT its first reference, and count it. Returns the same block.
 cdef Block *block_lent(Block *block) noexcept nogil
-# Whether nobody but the caller, who has the single reference, can see the memory. Then the caller may write to it.
+# Whether the caller has the only reference and no other process sees the memory: the caller may write to it.
 cdef bint block_is_exclusive(const Block *block) noexcept nogil
 # Add a reference; returns the same block.
 cdef Block *block_share(Block *block) noexcept nogil

@@ -86,9 +86,7 @@ cdef class Endpoint:
         self.host.account.limit = SIZE_MAX if max_held_bytes is None else max_held_bytes
         self.host.receive_ns = INT64_MAX if receive_timeout == math.inf else <int64_t>(receive_timeout * 1e9)
         self.host.send_ns = INT64_MAX if send_timeout == math.inf else <int64_t>(send_timeout * 1e9)
-        self.host.max_inflated = self.host.max_message
-        if max_inflated is not None:
-            self.host.max_inflated = min(self.host.max_message, <size_t>max_inflated)
+        self.host.max_inflated = min(self.host.max_message, LARGEST_MESSAGE if max_inflated is None else max_inflated)
         self.host.native_level = native_level
         self.workers = workers
         if workers is not None:

@@ -279,8 +279,8 @@ cdef void line_receive(Line *line) noexcept nogil:
     cdef ssize_t size, direct
     cdef size_t wanted
     while not line.dead:
-        # The bytes of a large message are read to where they stay, and what follows it to the buffer. Where a large
-        # message may begin, little is read, because what the buffer gets of the message is copied from there.
+        # One call reads the bytes of a large message to their place, and the bytes behind it into the buffer. It reads
+        # little where a large message may begin, because the bytes of that in the buffer have to be copied.
         wire = arriving(line)
         parts[0] = iovec(NULL, 0)
         if wire != NULL:
@@ -391,7 +391,7 @@ cdef void line_wake_reader(Line *line) noexcept nogil:
 
 
 cdef int poll_busily(pollfd *polled, uint64_t ns) noexcept nogil:
-    """Poll for so many nanoseconds without sleeping: to wake takes longer than to read what comes meanwhile."""
+    """Poll for so many nanoseconds without sleeping, because to wake a thread takes longer than to poll."""
     cdef timespec none
     cdef uint64_t now = now_ns(), until = now + ns
     cdef int found = 0

@@ -79,7 +79,7 @@ class Deliveries:
         asyncio.get_running_loop().remove_reader(self.bridge.timers.hear())
 
     def _hand_over(self, away: bool) -> None:
-        """With `away` an I/O thread delivers from now on; else the loop does, first what has come meanwhile."""
+        """`away`: an I/O thread delivers from now on. Else the loop delivers, the responses that wait first."""
         loop = asyncio.get_running_loop()
         if away:
             loop.remove_reader(self.bridge.event_fd)

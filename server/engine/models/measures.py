@@ -226,5 +226,5 @@ def _key(labels: Mapping[str, str]) -> Labels:
 
 
 def _text(value: object) -> str:
-    """A text that exporters can encode: what is not UTF-8, such as half of a surrogate pair, becomes "?"."""
+    """The text, with "?" in place of characters that UTF-8 cannot encode, such as half of a surrogate pair."""
     return str(value).encode("utf-8", "replace").decode()
