@@ -30,6 +30,35 @@ WATCH = "/grpc.health.v1.Health/Watch"
 SERVING = 1
 
 
+class Health:
+    """What the server at the other end of one connection says of its health.
+
+    Args:
+        headers: of the client's calls.
+        heard: is called when the server has said something, and when it says nothing more.
+
+    Attributes:
+        call: reports the health, to be started on the connection.
+        serving: whether the server serves; True if it does not report that.
+    """
+
+    __slots__ = ("_heard", "call", "serving")
+
+    def __init__(self, headers: Headers, heard: Callable[[], None]) -> None:
+        self.serving = True
+        self.call = Call(headers.of(WATCH, None), [framed(b"")], None, many=True, owner=self)
+        self._heard = heard
+
+    def call_changed(self, call: Call, done: bool) -> None:
+        """See Owner of link.pyi."""
+        for message, encoding in call.messages():
+            if not encoding:
+                self.serving = dict(fields_of(bytes(memoryview(message)))).get(1, 0) == SERVING
+        if done:
+            self.serving = True  # without a health service, or without the connection, the health is unknown
+        self._heard()
+
+
 class Place:
     """An address of the server, and the connection to it.
 
@@ -39,44 +68,31 @@ class Place:
     Attributes:
         holder: the connection, a Link or Polled; None: there is none.
         link: its Link.
-        watch: the call that reports the server's health.
-        serving: whether the server serves; True if it does not report that.
+        health: its Health.
         busy: whether a connection is being made.
         due: when the next connection may be made, in time.monotonic().
         gone: the name no longer has this address.
     """
 
-    __slots__ = ("_failures", "busy", "due", "gone", "heard", "holder", "link", "serving", "target", "watch")
+    __slots__ = ("_failures", "busy", "due", "gone", "health", "holder", "link", "target")
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.holder: Any = None
         self.link: Any = None
-        self.watch: Call | None = None
-        self.heard: Callable[[], None] | None = None
-        self.serving = True
+        self.health: Health | None = None
         self.busy = self.gone = False
         self.due = 0.0
         self._failures = 0
 
-    def watched(self, headers: Headers) -> Call:
-        """A new call that watches the server's health, to be started on the link."""
-        self.watch = Call(headers.of(WATCH, None), [framed(b"")], None, many=True, owner=self)
-        return self.watch
+    @property
+    def serving(self) -> bool:
+        """Whether the server serves."""
+        health = self.health
+        return health is None or health.serving
 
-    def call_changed(self, call: Call, done: bool) -> None:
-        """See Owner of link.pyi."""
-        for message, encoding in call.messages():
-            if not encoding:
-                self.serving = dict(fields_of(bytes(memoryview(message)))).get(1, 0) == SERVING
-        if done and call is self.watch:
-            self.watch = None
-            self.serving = True  # without a health service, or without the connection, the health is unknown
-        if self.heard is not None:
-            self.heard()
-
-    def connected(self, holder: Any, link: Any) -> None:
-        self.holder, self.link = holder, link
+    def connected(self, holder: Any, link: Any, health: Health) -> None:
+        self.holder, self.link, self.health = holder, link, health
         self._failures = 0
 
     def failed(self) -> None:
@@ -87,10 +103,9 @@ class Place:
 
     def left(self) -> None:
         """Its connection takes no further calls, and closes when those in flight have ended."""
-        if self.watch is not None and self.link is not None:
-            self.link.give_up(self.watch)
-        self.holder = self.link = self.watch = None
-        self.serving = True
+        if self.health is not None:
+            self.link.give_up(self.health.call)
+        self.holder = self.link = self.health = None
 
 
 class Places:
@@ -129,6 +144,11 @@ class Places:
         until = min(began + CONNECT_SECONDS, ends if ends is not None else float("inf"))
         for left, place in zip(range(len(places), 0, -1), places, strict=True):
             yield place, share_of(until, left)
+
+    @property
+    def connected(self) -> bool:
+        """Whether a place takes calls."""
+        return any(place.link is not None and place.link.usable for place in self.all)
 
     def due(self) -> bool:
         """Whether it is time to check the places."""

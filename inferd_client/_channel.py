@@ -12,7 +12,16 @@ from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
-from inferd_client._balancing import HEALTH_SECONDS, OTHERS_SECONDS, ROUND_ROBIN, Place, Places, addresses_of, known_as
+from inferd_client._balancing import (
+    HEALTH_SECONDS,
+    OTHERS_SECONDS,
+    ROUND_ROBIN,
+    Health,
+    Place,
+    Places,
+    addresses_of,
+    known_as,
+)
 from inferd_client._calling import (
     RESOURCE_EXHAUSTED,
     Attempts,
@@ -391,7 +400,7 @@ class BalancedChannel(Channel):
             for each in [each for each in self._leaving if not each.count]:
                 self._leaving.remove(each)
                 each.close()
-            if not any(place.link is not None for place in self._places.all):
+            if not self._places.connected:
                 return []  # the call connects, because it gets the error if that fails
             begun = []
             for place in self._places.to_connect():
@@ -441,13 +450,13 @@ class BalancedChannel(Channel):
             link.close()
             raise OSError(error.message()) from None
         heard = threading.Event()
-        place.serving, place.heard = True, heard.set
-        if link.start(place.watched(self._headers)):
+        health = Health(self._headers, heard.set)
+        if link.start(health.call):
             heard.wait(HEALTH_SECONDS if timeout is None else min(timeout, HEALTH_SECONDS))
         with self._tending:  # two threads may have connected to one place
             unwanted = self._closed or place.gone or (place.link is not None and place.link.usable)
             if not unwanted:
-                place.connected(link, link)
+                place.connected(link, link, health)
         if unwanted:
             link.close()
 

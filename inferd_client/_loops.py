@@ -9,7 +9,16 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from inferd_client._balancing import HEALTH_SECONDS, OTHERS_SECONDS, ROUND_ROBIN, Place, Places, known_as, numeric
+from inferd_client._balancing import (
+    HEALTH_SECONDS,
+    OTHERS_SECONDS,
+    ROUND_ROBIN,
+    Health,
+    Place,
+    Places,
+    known_as,
+    numeric,
+)
 from inferd_client._calling import (
     Attempts,
     Failed,
@@ -339,7 +348,7 @@ class BalancedLoopChannel(LoopChannel):
         for idle in [each for each in self._links if each is not None and not each.link.count]:
             self._links.remove(idle)
             idle.close()
-        if not any(place.link is not None for place in self._places.all):
+        if not self._places.connected:
             return []  # the call connects, because it gets the error if that fails
         begun = [loop.create_task(self._try(place)) for place in self._places.to_connect()]
         if self._places.to_resolve():
@@ -377,20 +386,20 @@ class BalancedLoopChannel(LoopChannel):
         link = await connect_in_loop(place.target, self.options, timeout)
         made = Polled(link, asyncio.get_running_loop())
         heard = asyncio.Event()
-        place.serving, place.heard = True, heard.set
-        if link.start(place.watched(self._headers), flush=False):
+        health = Health(self._headers, heard.set)
+        if link.start(health.call, flush=False):
             made.flush_soon()
             with suppress(TimeoutError):
                 await asyncio.wait_for(heard.wait(), HEALTH_SECONDS)
         if self._closed or place.gone or (place.link is not None and place.link.usable):
             made.close()  # another task may have connected to the same place
         else:
-            place.connected(made, link)
+            place.connected(made, link, health)
 
     def _held(self) -> list[Polled | None]:
         held = [*self._links, *(place.holder for place in self._places.all)]
         for place in self._places.all:
-            place.holder = place.link = place.watch = None
+            place.holder = place.link = place.health = None
         return held
 
 

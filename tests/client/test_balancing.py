@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import itertools
 import pickle
 import socket
+import threading
 from concurrent import futures
 
 import grpc
@@ -17,7 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 import inferd_client.grpc as grpcclient
 import inferd_client.grpc.aio as aioclient
 from bench.processes import free_port
-from inferd_client import _balancing
+from inferd_client import _balancing, _channel, _loops
 from inferd_client.pb import grpc_service_pb2 as pb
 from inferd_client.utils import InferenceServerException
 
@@ -25,7 +27,7 @@ from inferd_client.utils import InferenceServerException
 class Peer:
     """A server of grpcio that counts ServerLive, with a health service of its own."""
 
-    def __init__(self, port=0):
+    def __init__(self, port=0, watches=None):
         self.calls = 0
         self.health = health.HealthServicer()
         self._server = grpc.server(futures.ThreadPoolExecutor(8))
@@ -35,7 +37,7 @@ class Peer:
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ServerLive": live})]
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(watches or self.health, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.serves(True)
         self._server.start()
@@ -210,6 +212,53 @@ def test_a_lost_server_is_left_and_found_again(peers, module):
         peers[0] = Peer(peers[0].port)
         while not peers[0].calls:
             client.call()
+
+
+class TwoWatches(health_pb2_grpc.HealthServicer):
+    """Of two calls that watch the health, the first learns that the server serves, once the second has begun."""
+
+    def __init__(self):
+        self.begun = [threading.Event(), threading.Event()]
+        self._numbers = itertools.count()
+
+    def Watch(self, request, context):  # noqa: N802 (the RPC's name)
+        number = next(self._numbers)
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        self.begun[number].set()
+        self.begun[1].wait()
+        if number == 0:
+            yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        ended.wait()
+
+
+@MODULES
+def test_two_connections_to_one_address_are_made_at_the_same_time(peers, module, monkeypatch):
+    """Guards the call: each connection waits for its own server's health, not for that of the later one."""
+    watches = TwoWatches()
+    both = Peer(watches=watches)
+    peers.append(both)
+    begin, begin_in_loop = _channel.connect, _loops.connect_in_loop
+
+    def connect(target, *arguments):
+        if target.port == both.port and threading.current_thread() is not threading.main_thread():
+            watches.begun[0].wait()
+        return begin(target, *arguments)
+
+    async def connect_in_loop(target, *arguments):
+        if target.port == both.port and asyncio.current_task().get_coro().__name__ == "_try":
+            await asyncio.to_thread(watches.begun[0].wait)
+        return await begin_in_loop(target, *arguments)
+
+    monkeypatch.setattr(_channel, "connect", connect)
+    monkeypatch.setattr(_loops, "connect_in_loop", connect_in_loop)
+    for each in (_channel, _loops):
+        monkeypatch.setattr(each, "HEALTH_SECONDS", 60.0)
+    with Client(module, url_of([peers[0], both]), load_balancing="round_robin") as client:
+        client.call()  # connects to the first address, and begins a connection to the second in the background
+        peers[0].stop()
+        client.call(timeout=20)
+    assert both.calls == 1
 
 
 @MODULES
