@@ -169,14 +169,16 @@ cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexc
     cdef size_t come = receiver.received + more_size
     cdef size_t room = receiver.size
     cdef size_t whole = (receiver.size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
+    cdef size_t behind = 0 if receiver.prefix[0] else stream.forwarded_size  # a compressed message is not read there
     if come < (receiver.size + ROOM_FOR_BYTE - 1) // ROOM_FOR_BYTE:
         room = min(receiver.size, max(<size_t>FIRST_ROOM, 2 * come))
     if room < receiver.size:
+        behind = 0
         block = block_take(room)
     elif receiver.received:
-        block = place_for(stream, receiver.data, receiver.received, whole + stream.forwarded_size)
+        block = place_for(stream, receiver.data, receiver.received, whole + behind)
     else:
-        block = place_for(stream, more, more_size, whole + stream.forwarded_size)
+        block = place_for(stream, more, more_size, whole + behind)
     if stream_ended(stream):
         block_give(block)
         return False
@@ -184,9 +186,9 @@ cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexc
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the request message"))
         return False
     if receiver.charge.account != NULL:
-        charge_resize(&receiver.charge, room + overhead(stream))
+        charge_resize(&receiver.charge, room + behind + overhead(stream))
     else:
-        charge_make(&receiver.charge, &stream.conn.account, STAGE_ARRIVING, room + overhead(stream))
+        charge_make(&receiver.charge, &stream.conn.account, STAGE_ARRIVING, room + behind + overhead(stream))
     # The message ends at a cache line. In nearly all requests so does the last tensor; if its size is a multiple of the
     # line, it also begins at one and is used in place.
     more = block.data + (whole - receiver.size if room == receiver.size else 0)
@@ -340,7 +342,7 @@ cdef void inflated(Stream *stream, Incoming *message, Result result) noexcept no
         if result != RESULT_OK:
             inflating_failed(stream, result)
         return
-    charge_resize(&message.charge, message.size + overhead(stream))
+    charge_resize(&message.charge, message.size + stream.forwarded_size + overhead(stream))
     stream.queued += message.charge.bytes
     message_ready(stream, message)
 

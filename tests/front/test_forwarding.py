@@ -33,6 +33,7 @@ input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
 output { name: "PARAMETERS" data_type: TYPE_STRING dims: [ 1 ] }
 """
 PATTERN = "--grpc-header-forward-pattern=^x-|trace"
+COMPRESSIONS = [grpc.Compression.Gzip, grpc.Compression.Deflate]
 
 
 # ---- without a server -----------------------------------------------------------------------------------------------
@@ -123,11 +124,24 @@ def test_a_call(stub, size):
     assert told(stub.ModelInfer(request(size), metadata=(("other", "no"),))) == {}
 
 
-@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("size", [4, 300_000, (1 << 20) - 64, 1 << 20])
 def test_a_compressed_call(stub, size, compression):
     answer = stub.ModelInfer(request(size), metadata=METADATA, compression=compression)
     assert told(answer) == SEEN
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, *COMPRESSIONS])
+def test_forwarded_headers_count_as_bytes_of_their_client(repository_of_told, compression):
+    """Guards the limit of the server's memory: each request has a copy of the headers."""
+    with doors.running_server("native", repository_of_told, PATTERN, "--grpc-max-bytes-per-client=12000") as process:
+        with grpc.insecure_channel(process.address) as channel:
+            call = Stub(channel).ModelInfer
+            assert told(call(request(), metadata=(("other", "v" * 14_000),), compression=compression)) == {}
+            with pytest.raises(grpc.RpcError) as error:
+                call(request(), metadata=(("x-long", "v" * 14_000),), compression=compression)
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "bytes in flight, which is more than its limit of 12000" in error.value.details()
 
 
 def test_each_request_of_a_stream(stub):
