@@ -134,12 +134,14 @@ def test_a_compressed_call(stub, size, compression):
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, *COMPRESSIONS])
 def test_forwarded_headers_count_as_bytes_of_their_client(repository_of_told, compression):
     """Guards the limit of the server's memory: each request has a copy of the headers."""
-    with doors.running_server("native", repository_of_told, PATTERN, "--grpc-max-bytes-per-client=12000") as process:
-        with grpc.insecure_channel(process.address) as channel:
-            call = Stub(channel).ModelInfer
-            assert told(call(request(), metadata=(("other", "v" * 14_000),), compression=compression)) == {}
-            with pytest.raises(grpc.RpcError) as error:
-                call(request(), metadata=(("x-long", "v" * 14_000),), compression=compression)
+    with (
+        doors.running_server("native", repository_of_told, PATTERN, "--grpc-max-bytes-per-client=12000") as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        call = Stub(channel).ModelInfer
+        assert told(call(request(), metadata=(("other", "v" * 14_000),), compression=compression)) == {}
+        with pytest.raises(grpc.RpcError) as error:
+            call(request(), metadata=(("x-long", "v" * 14_000),), compression=compression)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "bytes in flight, which is more than its limit of 12000" in error.value.details()
 
