@@ -34,20 +34,24 @@ class Health:
     """What the server at the other end of one connection says of its health.
 
     Args:
-        headers: of the client's calls.
         heard: is called when the server has said something, and when it says nothing more.
 
     Attributes:
-        call: reports the health, to be started on the connection.
+        call: the call that reports the health; None: it has ended, so that it no longer keeps the connection's memory.
         serving: whether the server serves; True if it does not report that.
     """
 
     __slots__ = ("_heard", "call", "serving")
 
-    def __init__(self, headers: Headers, heard: Callable[[], None]) -> None:
+    def __init__(self, heard: Callable[[], None]) -> None:
+        self.call: Call | None = None
         self.serving = True
-        self.call = Call(headers.of(WATCH, None), [framed(b"")], None, many=True, owner=self)
         self._heard = heard
+
+    def watched(self, headers: Headers) -> Call:
+        """The call, to be started on the connection."""
+        self.call = Call(headers.of(WATCH, None), [framed(b"")], None, many=True, owner=self)
+        return self.call
 
     def call_changed(self, call: Call, done: bool) -> None:
         """See Owner of link.pyi."""
@@ -55,6 +59,7 @@ class Health:
             if not encoding:
                 self.serving = dict(fields_of(bytes(memoryview(message)))).get(1, 0) == SERVING
         if done:
+            self.call = None
             self.serving = True  # without a health service, or without the connection, the health is unknown
         self._heard()
 
@@ -103,8 +108,9 @@ class Place:
 
     def left(self) -> None:
         """Its connection takes no further calls, and closes when those in flight have ended."""
-        if self.health is not None:
-            self.link.give_up(self.health.call)
+        watch = self.health.call if self.health is not None else None  # it may end at any time
+        if watch is not None:
+            self.link.give_up(watch)
         self.holder = self.link = self.health = None
 
 

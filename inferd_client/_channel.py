@@ -450,8 +450,8 @@ class BalancedChannel(Channel):
             link.close()
             raise OSError(error.message()) from None
         heard = threading.Event()
-        health = Health(self._headers, heard.set)
-        if link.start(health.call):
+        health = Health(heard.set)
+        if link.start(health.watched(self._headers)):
             heard.wait(HEALTH_SECONDS if timeout is None else min(timeout, HEALTH_SECONDS))
         with self._tending:  # two threads may have connected to one place
             unwanted = self._closed or place.gone or (place.link is not None and place.link.usable)

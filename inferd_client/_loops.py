@@ -386,8 +386,8 @@ class BalancedLoopChannel(LoopChannel):
         link = await connect_in_loop(place.target, self.options, timeout)
         made = Polled(link, asyncio.get_running_loop())
         heard = asyncio.Event()
-        health = Health(self._headers, heard.set)
-        if link.start(health.call, flush=False):
+        health = Health(heard.set)
+        if link.start(health.watched(self._headers), flush=False):
             made.flush_soon()
             with suppress(TimeoutError):
                 await asyncio.wait_for(heard.wait(), HEALTH_SECONDS)
