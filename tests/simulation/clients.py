@@ -41,6 +41,7 @@ BROAD = 0.5  # of clients: they send frames as large as the server takes, so tha
 HUGE = 640_000  # and in one that exceeds the window of a stream, and what may be unsent before calls have to wait
 IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
 CHUNKS, SMALL = 16, 100  # that arrive at a time, at most, of chunks that have fewer bytes
+AT_ONCE = 1 << 18  # bytes that a client offers to its socket at a time, which takes fewer
 CLIENTS, IN_ACTION = 64, 512  # numbers of requests tell the client, and which it is of how many of an action
 FEW = 0.05  # of calls that are large
 LONG = 60  # requests of a sequence
@@ -680,7 +681,7 @@ class Client:
         chunk = self.temper.chunk
         # small chunks arrive a few at a time, with nothing between them
         limit = self.random.randint(1, chunk * (CHUNKS if chunk < SMALL else 1)) if chunk else len(pipe.data)
-        data = bytes(pipe.data[:limit])
+        data = bytes(pipe.data[: min(limit, AT_ONCE)])
         size = self.end.send(data)
         del pipe.data[:size]
         if size == len(data) and pipe.data:
