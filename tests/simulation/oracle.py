@@ -17,6 +17,7 @@ from inferd_client.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.simulation.ages import ENDS, is_too_late, may_drop
 from tests.simulation.audit import oldest, responses_wait
+from tests.simulation.demand import NO_LOADS
 from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.rights import PERMISSION_DENIED, UNAUTHENTICATED
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 OK, CANCELLED, UNKNOWN, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 3, 4, 5, 8, 13, 14
 STOPS = "Server is stopping, scheduler for model has stopped accepting new inference requests: no sequence begins on"
-NO_LOADS = "the server is stopping: models are not loaded"
 FAILURES = (
     CANCELLED,
     INVALID,
@@ -342,7 +342,7 @@ class Oracle:
             keeps = any(KINDS[name].sequential for name in STEPS[kind.name])
             return keeps and simulation.operator.is_stopping and simulation.stops_early
         if status == UNAVAILABLE and NO_LOADS in text:
-            return simulation.demand.on and simulation.operator.is_stopping and simulation.stops_early
+            return simulation.demand.may_stop()
         if (
             call.wrong
             and status in (INVALID, NOT_FOUND, INTERNAL)
