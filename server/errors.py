@@ -132,7 +132,7 @@ def lack_of(error: BaseException) -> str:
             return _advice(errno.ENOMEM)
         if isinstance(led, OSError) and led.errno in LACKS:
             return _advice(led.errno)
-        if isinstance(led, RuntimeError) and str(led) == NO_THREAD:
+        if isinstance(led, RuntimeError) and led.args == (NO_THREAD,):
             return _advice(errno.EAGAIN)
         led = led.__cause__ or led.__context__
     return ""

@@ -157,6 +157,8 @@ class ScrapeListener:
             await self._respond(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the scraper has left, or is too slow
+        except asyncio.CancelledError:
+            pass  # the server ends: asyncio would log the cancelled task of a connection
         except Exception:
             log.exception("metrics could not be rendered")
         finally:

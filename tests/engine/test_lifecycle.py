@@ -403,6 +403,26 @@ async def test_code_that_exits_while_a_model_is_loaded_or_unloaded_ends_no_serve
     caplog.clear()  # frames of the logged errors hold what they were about
 
 
+@pytest.mark.parametrize("base", [ValueError, RuntimeError, BaseException])
+async def test_an_error_without_a_text_fails_only_its_load(tmp_path, monkeypatch, caplog, base):
+    class Textless(base):
+        def __str__(self):
+            raise ValueError("no text")
+
+    def fails(*_args):
+        raise Textless
+
+    async with serving(tmp_path, control=NOTHING, m=CONFIG) as engine:
+        for where in ((puppets.PuppetBackend, "load"), (puppets.PuppetModel, "create_instance")):
+            with monkeypatch.context() as patch:
+                patch.setattr(*where, fails)
+                with pytest.raises(InvalidArgument, match="the code has raised Textless: it has no text"):
+                    await engine.load("m")
+        await engine.load("m")
+        assert (await infer(engine, request(x=row(1)))).status == OK
+    caplog.clear()  # frames of the logged errors hold what they were about
+
+
 async def test_a_failed_change_of_instances_keeps_those_of_all_versions(tmp_path, monkeypatch):
     """A version that got its further instances before another could not have them loses them again."""
     (tmp_path / "m" / "2").mkdir(parents=True)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -17,7 +18,7 @@ import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tests.observe.scraping import ask, scrape, scraped_server
+from tests.observe.scraping import ask, connected, scrape, scraped_server
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -354,6 +355,16 @@ def test_metrics_can_be_served_on_a_unix_socket_or_not_at_all(tmp_path):
     assert not any("duration_histogram" in name for name in page.types)
     assert "nv_inference_queue_duration_us" in page.types
     assert not path.exists()
+
+
+def test_a_silent_scraper_is_no_error_when_the_server_ends(tmp_path):
+    root = write(tmp_path / "models", plain=IDENTITY)
+    with ExitStack() as silent:
+        with scraped_server(root) as (process, address):
+            silent.enter_context(connected(address))
+            assert scrape(address).value("inferd_ready") == 1  # connections are accepted in turn
+        assert any("stopping" in line for line in process.lines)
+        assert not [line for line in process.lines if line.startswith("E")]
 
 
 def refused(root, address: str) -> str:

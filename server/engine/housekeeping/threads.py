@@ -52,10 +52,7 @@ class WorkItem(Generic[T]):
         """Call the work. The thread, which may wait for other work afterwards, keeps no object of this one."""
         try:
             self._returned.append(self._todo.pop()())
-        except Exception as error:
-            traceback.clear_frames(error.__traceback__)
-            self._raised.append(error)
-        except BaseException as error:  # of a model's code, such as SystemExit: on the loop it would end the server
+        except BaseException as error:
             traceback.clear_frames(error.__traceback__)
             self._raised.append(_as_exception(error))
         self.is_over = True
@@ -81,8 +78,16 @@ class WorkItem(Generic[T]):
             del error
 
 
-def _as_exception(error: BaseException) -> RuntimeError:
-    wrapped = RuntimeError(f"the code has raised {type(error).__name__}: {error}")
+def _as_exception(error: BaseException) -> Exception:
+    """The error, or one in its place: a model's code may raise what ends the server, or what has no text."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "it has no text"
+    else:
+        if isinstance(error, Exception):
+            return error
+    wrapped = RuntimeError(f"the code has raised {type(error).__name__}: {text}")
     wrapped.__cause__ = error
     return wrapped
 
@@ -91,7 +96,7 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     """Return or raise the result of `work` on a thread. The work continues if the caller is cancelled.
 
     Raises:
-        RuntimeError: the work has raised an error that is no Exception, or the system has no thread for it.
+        RuntimeError: the work has raised an error that is no Exception or has no text, or the system has no thread.
     """
     loop = asyncio.get_running_loop()
     item = WorkItem(partial(work, *args, **kwargs), loop.create_future())
