@@ -34,17 +34,13 @@ class Demand:
         if not self.on:
             return False
         if NO_LOADS in text:
-            return self.may_stop()
+            return self._simulation.operator.is_stopping
         if "load failed for model" not in text:
             return False
         failed_ns = self._simulation.shop.failed_ns
         if BROKEN in text or UNREACHABLE in text or LACKS_STEP in text:
             return any(failed_ns.get(name, -RETRY) + RETRY >= since_ns for name in names)
         return NO_ROOM in text and self.lacks_room(names)
-
-    def may_stop(self) -> bool:
-        """Whether models are no longer loaded on demand, since the server stops."""
-        return self.on and self._simulation.operator.is_stopping and self._simulation.stops_early
 
     def lacks_room(self, names: Iterable[str]) -> bool:
         """Whether these models do not fit beside what stays, and beside loads that may wait for them."""

@@ -342,7 +342,8 @@ class Oracle:
             keeps = any(KINDS[name].sequential for name in STEPS[kind.name])
             return keeps and simulation.operator.is_stopping and simulation.stops_early
         if status == UNAVAILABLE and NO_LOADS in text:
-            return simulation.demand.may_stop()
+            # clients have no calls when the server stops late; workers may still ask
+            return simulation.demand.on and simulation.operator.is_stopping and simulation.stops_early
         if (
             call.wrong
             and status in (INVALID, NOT_FOUND, INTERNAL)
