@@ -22,7 +22,7 @@ cdef struct ModelAsk:
     char *asked_by           # NULL: no load waits for the response
     ModelAsk *previous       # of a request of a sequence: its neighbours in Submission.sequences
     ModelAsk *next
-    uint64_t sequence        # the hash of that sequence
+    uint64_t sequence        # the hash of that sequence and of the model's name
 
 cdef struct ModelAsks:
     # a list of them; see inferd._native.list

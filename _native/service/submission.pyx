@@ -289,25 +289,33 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
 # ---------------------------------------------------------------------------------------------------------------------
 # Requests for models that are loaded on demand
 
+cdef inline uint64_t name_hash(Str name) noexcept nogil:
+    return XXH3_64bits_withSeed(name.data, name.size, seed)
+
+
 cdef inline Awaiting *awaiting_of(const Submission *self, Str name) noexcept nogil:
-    return <Awaiting *>&self.awaiting[XXH3_64bits_withSeed(name.data, name.size, seed) % AWAITED]
+    return <Awaiting *>&self.awaiting[name_hash(name) % AWAITED]
+
+
+cdef inline uint64_t sequence_hash(const Request *request) noexcept nogil:
+    # with the model's name: sequences of different models often have the same id
+    return correlation_hash(&request.correlation) ^ name_hash(request.message.model_name)
 
 
 cdef bint waits_behind(const Submission *self, Request *request) noexcept nogil:
     # Whether an earlier request of its sequence waits for the model: this one must not overtake it. The model may just
     # have been loaded, and a departing version may still have an older sequence of this id.
-    cdef Str name = request.message.model_name
     cdef const ModelAsk *other
     cdef uint64_t hash
-    if awaiting_of(self, name).first == NULL:
+    if awaiting_of(self, request.message.model_name).first == NULL:
         return False
     request_identify(request)
     if not request.correlation.given:
         return False
-    hash = correlation_hash(&request.correlation)
+    hash = sequence_hash(request)
     other = self.sequences[hash % SEQUENCES].first
     while other != NULL:
-        if other.sequence == hash and waits_for(<const Request *>other.waiter, &name):
+        if other.sequence == hash:
             return True
         other = other.next
     return False
@@ -327,7 +335,7 @@ cdef void wait_for_model(Submission *self, Request *request, uint64_t caller) no
     list_append(awaiting_of(self, request.message.model_name), request)
     request_identify(request)
     if request.correlation.given:
-        ask.sequence = correlation_hash(&request.correlation)
+        ask.sequence = sequence_hash(request)
         list_append(&self.sequences[ask.sequence % SEQUENCES], ask)
     if request.terms.deadline_ns:
         bridge_watch(self.bridge, request)

@@ -216,23 +216,28 @@ def test_requests_that_wait_for_models_of_many_names(native_counters):
     assert (taken[2] - taken[1]) / (taken[1] - taken[0]) < LIMIT
 
 
-def test_requests_of_sequences_that_wait_for_one_model(native_counters):
-    """A further one looks for an earlier request of its sequence, but not at the requests of all other sequences."""
+@pytest.mark.parametrize("other", ["sequences", "models"])
+def test_requests_of_sequences_that_wait_for_models(native_counters, other):
+    """A further one looks for an earlier request of its sequence, but not at those of all other sequences: they have
+    other ids, or the same id at another model."""
 
     def one_more(size):
         lanes = Lanes(running=False)
         lanes.service.load_on_demand(lambda name, by_model, asked_by: "")
         message, answers = pb.ModelInferRequest.FromString(lanes.request(b"x")), []
-        message.model_name = "missing"
 
         def submit():
             lanes.service.submit(encoded, lambda *answer: answers.append(answer))
 
         for number in range(size):
-            message.parameters["sequence_id"].string_param = f"{number:04}" * 256
+            at_ends = number in (0, size - 1)
+            message.model_name = "missing" if other == "sequences" or at_ends else "another"
+            sequence = number if other == "sequences" else int(number == 0)
+            message.parameters["sequence_id"].string_param = f"{sequence:04}" * 256
             encoded = message.SerializeToString()
             taken = steps.count(submit) if number == size - 1 else submit()
         lanes.service.resume("missing", 14, "no")
+        lanes.service.resume("another", 14, "no")
         lanes.run()
         lanes.settle()
         assert [answer[:2] for answer in answers] == [(14, "no")] * size
@@ -240,4 +245,4 @@ def test_requests_of_sequences_that_wait_for_one_model(native_counters):
         return taken
 
     one_more(8)
-    assert one_more(64) - one_more(8) < FEW * (64 - 8)
+    assert one_more(512) - one_more(8) < FEW // 4 * (512 - 8)
