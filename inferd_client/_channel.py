@@ -451,14 +451,17 @@ class BalancedChannel(Channel):
             raise OSError(error.message()) from None
         heard = threading.Event()
         health = Health(heard.set)
-        if link.start(health.watched(self._headers)):
-            heard.wait(HEALTH_SECONDS if timeout is None else min(timeout, HEALTH_SECONDS))
-        with self._tending:  # two threads may have connected to one place
-            unwanted = self._closed or place.gone or (place.link is not None and place.link.usable)
-            if not unwanted:
-                place.connected(link, link, health)
-        if unwanted:
-            link.close()
+        wanted = False
+        try:
+            if link.start(health.watched(self._headers)):
+                heard.wait(HEALTH_SECONDS if timeout is None else min(timeout, HEALTH_SECONDS))
+            with self._tending:  # two threads may have connected to one place
+                wanted = not (self._closed or place.gone or (place.link is not None and place.link.usable))
+                if wanted:
+                    place.connected(link, link, health)
+        finally:  # also if the handler of a signal raises
+            if not wanted:
+                link.close()
 
     def _taken(self) -> list[Link]:
         with self._tending:

@@ -387,13 +387,18 @@ class BalancedLoopChannel(LoopChannel):
         made = Polled(link, asyncio.get_running_loop())
         heard = asyncio.Event()
         health = Health(heard.set)
-        if link.start(health.watched(self._headers), flush=False):
-            made.flush_soon()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(heard.wait(), HEALTH_SECONDS)
-        if self._closed or place.gone or (place.link is not None and place.link.usable):
-            made.close()  # another task may have connected to the same place
-        else:
+        wanted = False
+        try:
+            if link.start(health.watched(self._headers), flush=False):
+                made.flush_soon()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(heard.wait(), HEALTH_SECONDS)
+            # another task may have connected to the same place
+            wanted = not (self._closed or place.gone or (place.link is not None and place.link.usable))
+        finally:  # also if the call is cancelled
+            if not wanted:
+                made.close()
+        if wanted:
             place.connected(made, link, health)
 
     def _held(self) -> list[Polled | None]:

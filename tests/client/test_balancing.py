@@ -7,6 +7,7 @@ import contextlib
 import copy
 import itertools
 import pickle
+import signal
 import socket
 import threading
 from concurrent import futures
@@ -259,6 +260,67 @@ def test_two_connections_to_one_address_are_made_at_the_same_time(peers, module,
         peers[0].stop()
         client.call(timeout=20)
     assert both.calls == 1
+
+
+class Mute(health_pb2_grpc.HealthServicer):
+    """Says nothing of its health."""
+
+    def __init__(self):
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def Watch(self, request, context):  # noqa: N802 (the RPC's name)
+        context.add_callback(self.ended.set)
+        self.begun.set()
+        self.ended.wait()
+        yield from ()
+
+
+class Interrupted(Exception):
+    """Raised by the handler of a signal."""
+
+
+@pytest.fixture
+def mute():
+    watches = Mute()
+    peer = Peer(watches=watches)
+    yield peer, watches
+    peer.stop()
+
+
+def test_a_call_is_interrupted_while_it_connects(mute, monkeypatch):
+    """Guards the connection, which is closed, though it takes no calls yet."""
+    peer, watches = mute
+    monkeypatch.setattr(_channel, "HEALTH_SECONDS", 60.0)
+
+    def interrupt(number, frame):
+        raise Interrupted
+
+    def send():
+        watches.begun.wait()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with Client(grpcclient, url_of([peer]), load_balancing="round_robin") as client:
+            threading.Thread(target=send).start()
+            with pytest.raises(Interrupted):
+                client.call(timeout=None)
+            assert watches.ended.wait(30)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+async def test_a_call_is_cancelled_while_it_connects(mute, monkeypatch):
+    """Guards the connection, which is closed, though it takes no calls yet."""
+    peer, watches = mute
+    monkeypatch.setattr(_loops, "HEALTH_SECONDS", 60.0)
+    async with aioclient.InferenceServerClient(url_of([peer]), load_balancing="round_robin") as client:
+        call = asyncio.create_task(client.is_server_live())
+        await asyncio.to_thread(watches.begun.wait)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await asyncio.to_thread(watches.ended.wait, 30)
 
 
 @MODULES
