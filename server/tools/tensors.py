@@ -176,7 +176,7 @@ def array_of(datatype: str, content: Any, name: str) -> Any:
     try:
         if datatype == "BYTES":
             return np.vectorize(lambda each: str(each).encode(), otypes=[np.object_])(np.array(content, np.object_))
-        return _converted(np.array(content), np.dtype(triton_to_np_dtype(datatype)))
+        return _converted(content, np.dtype(triton_to_np_dtype(datatype)))
     except (OverflowError, TypeError, ValueError) as error:
         raise Misused(f"the data of '{name}' are no {datatype}: {error}") from None
 
@@ -244,16 +244,17 @@ def _of_datatype(wanted: Wanted, array: Any) -> Any:
         raise Misused(f"the data of '{wanted.name}' are no {wanted.datatype}: {error}") from None
 
 
-def _converted(array: Any, kind: np.dtype[Any]) -> Any:
-    """The array with elements of this type.
+def _converted(content: Any, kind: np.dtype[Any]) -> Any:
+    """The array, or the lists, with elements of this type.
 
     Raises:
-        ValueError: whole numbers of this type cannot be the array's numbers.
+        ValueError, OverflowError: whole numbers of this type cannot be the given numbers.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        found = array.astype(kind)
-    if kind.kind in "biu" and array.dtype.kind in "biuf" and not np.array_equal(found, array):
-        raise ValueError(f"{array[found != array].flat[0]} would become {found[found != array].flat[0]}")
+        found = np.array(content, kind)
+    given = np.asarray(content)  # of large whole numbers in lists it has rounded ones
+    if kind.kind in "biu" and given.dtype.kind in "biuf" and not np.array_equal(found, given):
+        raise ValueError(f"{given[found != given].flat[0]} would become {found[found != given].flat[0]}")
     return found
 
 
