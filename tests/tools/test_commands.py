@@ -196,8 +196,8 @@ def test_data_are_made_up(inferd):
 
 def test_large_whole_numbers_are_sent_as_they_are(inferd):
     """Guards that they are not rounded where numpy makes floats of the list."""
-    made = answered(inferd, "int64", "--data", "[9007199254740993, 1.0]")
-    assert made["OUTPUT0"] == [[9007199254740993, 1]]
+    made = answered(inferd, "int64", "--data", "[[[9007199254740993, 1.0]]]")
+    assert made["OUTPUT0"] == [[[9007199254740993, 1]]]
 
 
 def test_answers_are_saved_and_classified(inferd, tmp_path):
