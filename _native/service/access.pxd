@@ -36,6 +36,7 @@ cdef enum Verdict:
     MODEL_DENIED
     MODEL_NEEDS_TOKEN        # the caller has no token, and callers without one may not use the model
     OVERRIDE_DENIED
+    OVERRIDE_NEEDS_TOKEN     # the caller has no token, and callers without one may not override
     RESTRICTED
 
 cdef struct AccessPolicy:

@@ -195,7 +195,9 @@ cdef Verdict access_override(const AccessPolicy *access, uint64_t caller) noexce
     if access.tokens == NULL:
         return ALLOWED if access.overrides else OVERRIDE_DENIED
     access_rights(access, caller, &rights)
-    return ALLOWED if rights != NULL and rights.overrides else OVERRIDE_DENIED
+    if rights != NULL and rights.overrides:
+        return ALLOWED
+    return OVERRIDE_DENIED if caller else OVERRIDE_NEEDS_TOKEN
 
 
 cdef Refusal access_refusal(Verdict verdict) noexcept nogil:
@@ -229,6 +231,9 @@ cdef char *access_text(const AccessPolicy *access, Verdict verdict, uint32_t gro
         return format_text("the token does not allow what concerns all models: expecting one without 'models='")
     if verdict == MODEL_DENIED:
         return format_text("the token does not allow model '%.*s'", clip(model), model.data)
+    if verdict == OVERRIDE_NEEDS_TOKEN:
+        return format_text("loads with a configuration or files of their own need a token with the right 'overrides': "
+                           "expecting header 'authorization: Bearer <token>'")
     if verdict == OVERRIDE_DENIED and access.tokens != NULL:
         return format_text("the token does not allow loads with a configuration or files of their own: expecting "
                            "the right 'overrides'")

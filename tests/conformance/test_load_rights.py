@@ -29,6 +29,7 @@ TOKENS = """
 operator  all overrides
 loader    groups=model-repository,inference,health,model-config  models=mine*
 author    groups=model-repository,inference  models=mine*  overrides
+*         groups=model-repository  models=mine*
 """
 CODE = {"backend": "python", "max_batch_size": 8} | {
     put: [{"name": name, "data_type": "TYPE_FP32", "dims": [-1]}]
@@ -182,6 +183,11 @@ def test_a_load_with_an_override_needs_the_right(operator, loader, author, files
     assert denied.startswith("PERMISSION_DENIED: the token does not allow loads with a configuration or files")
     assert author.load("mine_code", CODE, **files) == ""
     assert author.infer("mine_code") == ""
+
+
+def test_a_load_with_an_override_by_a_caller_without_a_token(served):
+    denied = Caller(served.address, "").load("mine_code", CODE)
+    assert denied.startswith("UNAUTHENTICATED: loads with a configuration or files of their own need a token with the")
 
 
 def test_an_override_makes_no_step_of_a_forbidden_model(operator, author):
