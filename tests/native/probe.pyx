@@ -41,6 +41,7 @@ from inferd._native.scheduling.queue cimport (
     queue_take_out,
     queue_yield,
 )
+from inferd._native.scheduling.waking cimport consumer_clear, consumer_init
 from inferd._native.sequences.batch cimport slots_cut, slots_plan
 from inferd._native.sequences.entry cimport slots_push
 from inferd._native.sequences.sequencer cimport SequenceLane
@@ -241,6 +242,7 @@ cdef class DispatcherProbe:
         if self.consumers == NULL:
             raise MemoryError
         for i in range(self.count):
+            consumer_init(&self.consumers[i])
             self.consumers[i].index = i
             claim = self.claims[i]
             if claim is not None:
@@ -255,6 +257,8 @@ cdef class DispatcherProbe:
                 claim_give(self.consumers[i].claim)
         if self.count:
             self.decide(0, NULL)
+        for i in range(self.count):
+            consumer_clear(&self.consumers[i])
         free(self.consumers)
 
     cdef Queue *queue_of(self, int line):

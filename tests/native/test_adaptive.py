@@ -5,6 +5,7 @@ That it does what its plain model says, among all else that a queue does: tests/
 
 import heapq
 import random
+import time
 
 import pytest
 from hypothesis import given
@@ -257,6 +258,20 @@ def test_a_deadline_shortens_a_wait_that_runs():
     assert consumers.watched[0] == now + 375_000
     assert consumers.time_passes(now + 374_999) == []
     assert consumers.time_passes(now + 375_000) == [(0, [1000, 1001])]
+
+
+def test_executions_that_turn_out_longer_shorten_a_wait_that_runs():
+    """Guards a wait with a deadline beside an instance that executes several batches: it may wait when one ends."""
+    now, second = time.monotonic_ns(), 1000 * MS
+    probe = probe_of(delay_us=10**9, adaptive=False)
+    consumers = DispatcherProbe([probe], [(0, None)])
+    assert consumers.ask(0, now) == []
+    probe.push(1, 1, now, deadline=now + 400 * second)  # an eighth of which is for the way: 350 s remain
+    assert consumers.wake(0, now) == []
+    assert consumers.watched[0] == now + 350 * second
+    for _ in range(2):  # the first tells nothing
+        probe.executed(1, 2 * second)
+    assert consumers.watched[0] == now + 348 * second
 
 
 # -- what that is worth --
