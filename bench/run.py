@@ -174,7 +174,7 @@ class Bench:
         self.facts["python_memory"] = found
 
     def run_window(self) -> None:
-        """How exactly a batch closes when max_queue_delay_microseconds has passed: single requests wait it out."""
+        """How punctually a batch closes after max_queue_delay_microseconds: single requests wait it out."""
         self.say("batch window")
         found: dict[str, dict[str, float]] = {}
         with ExitStack() as stack:

@@ -2,7 +2,7 @@
 
 A signature lists them behind the inputs of requests. Gathering a batch fills them, so for backends all inputs are
 alike. Controls have one element for each row, in the shape (rows, 1), or (1,) for a model without batch dimension, as
-Triton's core makes them (its guide says "1-dimensional", without the dimension of the batch).
+Triton's core makes them (the "1-dimensional" of its guide does not count the batch dimension).
 """
 
 from libc.stddef cimport size_t

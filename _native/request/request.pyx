@@ -201,7 +201,8 @@ cdef struct WatchedList:
     Watched *first
     Watched *last
 
-# The front holds this lock while it calls `stop`, which may take the GIL. So no other thread waits for it with the GIL.
+# The front holds this lock while it calls `stop`, which may take the GIL. Other threads must release the GIL before
+# they wait for the lock.
 cdef Mutex watching
 cdef WatchedList all_watched
 mutex_init(&watching, NULL)

@@ -314,8 +314,8 @@ cdef uint32_t chain_length(const Request *request) noexcept nogil:
 
 
 cdef void cut_short(Slots *slots, Sequence *sequence, EndReason reason, int64_t now) noexcept nogil:
-    # End a sequence whose client has not sent END, after the requests that still wait in it. The caller has updated the
-    # lists.
+    # End a sequence whose client has not sent END, after the requests that still wait in it. If it is in the ready
+    # list, it has such a request.
     table_remove_sequence(&slots.table, sequence)
     sequence.over = True
     slots_eviction(slots, sequence.hash).hash = sequence.hash
@@ -328,8 +328,8 @@ cdef void cut_short(Slots *slots, Sequence *sequence, EndReason reason, int64_t 
 
 
 cdef bint ends_itself(const Sequence *sequence) noexcept nogil:
-    # Whether the sequence's last request already marks an end. It does if a START replaced the sequence and was then
-    # cancelled.
+    # Whether the sequence's last request already marks an end. A START that replaced the sequence puts the notice
+    # of the end before itself, and leaves it there when it is cancelled.
     if sequence.queue.last != NULL:
         return sequence.queue.last.sequence_end
     return sequence.running != NULL and sequence.running.sequence_end

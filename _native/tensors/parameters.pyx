@@ -1,7 +1,7 @@
 """The parameters of a request that the server interprets: sequence, priority, timeout, and the prefix `triton_`.
 
-They are read in one pass. Only if one is malformed does a second pass check which keys are repeated, so the cost of a
-message of nothing but parameters is proportional to its length.
+They are read in one pass. If one is malformed, a second pass finds, by a hash table of the keys, whether a later one
+with the same key replaces it. Both take time in proportion to the message.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -34,13 +34,13 @@ cdef uint64_t seed = secrets.randbits(64)  # so that a client cannot choose keys
 
 cdef enum Fault:
     GOOD
-    RESERVED                 # no such parameter begins with triton_
+    RESERVED                 # its key begins with triton_, and is none that the server knows
     NEEDS_BOOL
     NEEDS_INT64
     NEEDS_NATURAL
     NEEDS_TEXT_OR_INT64
     NEEDS_ANY
-    TOO_LONG                 # the id of a sequence, which keeps it
+    TOO_LONG                 # sequence_id: a sequence keeps it as long as it lives
 
 cdef enum:
     LONGEST_ID = 4096        # bytes of a sequence's id
@@ -91,7 +91,7 @@ cdef Fault take_parameter(Request *request, const Parameter *p) noexcept nogil:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Malformed parameters: those count that no later parameter with the same key replaces
+# Malformed parameters: one that a later one with the same key replaces is ignored
 
 cdef inline bint put_key(uint32_t *slots, uint32_t mask, const Parameter *parameters, uint32_t index) noexcept nogil:
     # False: a parameter with this key is there already

@@ -73,7 +73,7 @@ cdef enum:
     ROOM_FOR_BYTE = 64       # bytes of room for each received byte
     FIRST_ROOM = 4 << 10     # and for the first one
     TINY = 16                # bytes: a smaller message of a stream is paid from the budget, like an empty frame
-    TINY_COST = 10           # in frames: each is an Incoming and an event, for some methods one of Python
+    TINY_COST = 10           # in frames: such a message takes an Incoming and an event, for some methods one of Python
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexc
     cdef size_t come = receiver.received + more_size
     cdef size_t room = receiver.size
     cdef size_t whole = (receiver.size + ALIGNMENT - 1) & ~<size_t>(ALIGNMENT - 1)
-    cdef size_t behind = 0 if receiver.prefix[0] else stream.forwarded_size  # a compressed message is not read there
+    cdef size_t behind = 0 if receiver.prefix[0] else stream.forwarded_size  # an inflated copy has that room
     if come < (receiver.size + ROOM_FOR_BYTE - 1) // ROOM_FOR_BYTE:
         room = min(receiver.size, max(<size_t>FIRST_ROOM, 2 * come))
     if room < receiver.size:

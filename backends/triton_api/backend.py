@@ -59,7 +59,7 @@ class TritonApiBackend(Backend):
             "logs_verbosely": log.isEnabledFor(logging.DEBUG),
         }
         # ENVIRONMENT would choose the worker's interpreter, which must be the one for which the host was built. A
-        # backend may have a parameter of the same name for itself, as Triton's backend for Python does.
+        # backend may use a parameter of this name, as Triton's for Python does: it finds it in the configuration.
         parameters = {key: value for key, value in source.spec.parameters.items() if key != ENVIRONMENT}
         source = replace(source, spec=replace(source.spec, parameters=parameters))
         workers = {key: value for key, value in self.config.items() if key in KEYS}
@@ -70,7 +70,7 @@ class TritonApiBackend(Backend):
         self.load(source)
 
     def complete(self, source: ModelSource) -> str | None:
-        """Have the library complete the configuration, in a process that ends with it."""
+        """Have the library complete the configuration, in a process of its own."""
         try:
             if COMPLETES not in self._library.read_bytes():
                 return None

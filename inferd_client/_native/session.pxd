@@ -75,7 +75,7 @@ cdef void session_ping(Session *session) noexcept nogil
 
 # Process bytes that were read. False: the connection is unusable.
 cdef bint session_receive(Session *session, const uint8_t *data, size_t size) noexcept nogil
-# Let nghttp2 serialise as much as one write takes into `output`. False: as above.
+# Let nghttp2 serialise into `output` as much as one write to the socket takes. False: as above.
 cdef bint session_collect(Session *session) noexcept nogil
 cdef bint session_wants_write(Session *session) noexcept nogil
 # False: no further input can be of use.

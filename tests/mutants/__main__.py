@@ -1,6 +1,7 @@
 """Draws mutants of the native code, one after another, and records who finds each: `make mutants HOURS=2`.
 
-    python -m tests.mutants [--package PACKAGE ...] [--hours 1] [--draw 1] [--again OUTCOME] [--measure] [--table]
+    python -m tests.mutants [--package PACKAGE ...] [--hours 1] [--draw 1] [--again OUTCOME] [--measure] [--alone]
+                            [--table]
 
 The packages take turns. A run may be killed at any time: the next one goes on from the record. The tree must be freshly
 built; it is copied to a temporary folder, and never touched.
@@ -21,11 +22,13 @@ from tests.mutants.copies import ROOT, Copy
 from tests.mutants.equivalent import PROOFS
 from tests.mutants.operators import Mutant
 from tests.mutants.packages import drawn, package_of, sources
-from tests.mutants.reach import SIMULATIONS, TESTS, Reach, measure
+from tests.mutants.reach import SIMULATIONS, Reach, measure
+from tests.mutants.reach import TESTS as TESTED
 from tests.mutants.record import Record, entry, gone, outcome_of, table
-from tests.mutants.trial import STEADY_CPU, SURVIVED, VOID, Trials, Unsound
+from tests.mutants.trial import STEADY_CPU, SURVIVED, TESTS, VOID, Trials, Unsound
 
 RECORD = ROOT / "bench/results/mutants.jsonl"
+ALONE = ROOT / "build/mutants/alone.jsonl"  # what simulations find by themselves, while they are worked on
 MEASURED = 60  # seeds
 PARTS = ("simulations", "tests")
 ENOUGH = 40  # of each package, unless more are asked for
@@ -41,7 +44,10 @@ def main() -> int:
     parser.add_argument("--draw", type=int, default=1, help="the number that says in which order they are drawn")
     parser.add_argument("--count", type=int, default=ENOUGH, help="of each package that are other programs")
     parser.add_argument("--cpu", type=float, default=STEADY_CPU, help="seconds of CPU for the simulations of each")
-    parser.add_argument("--again", choices=[SURVIVED, "all"], help="what the record has with this outcome, once more")
+    parser.add_argument(
+        "--again", choices=[SURVIVED, TESTS, "all"], help="what the record has with this outcome, once more"
+    )
+    parser.add_argument("--alone", action="store_true", help=f"ask simulations only; recorded in {ALONE.name} instead")
     parser.add_argument("--record", type=Path, default=RECORD, help="lines of JSON; the table lies beside it")
     parser.add_argument(
         "--measure", nargs="*", choices=PARTS, help="first, which of so many seeds, or tests, or both reach what"
@@ -78,20 +84,24 @@ def run(record: Record, arguments: argparse.Namespace) -> None:
         measure(measured, arguments.seeds, arguments.jobs, arguments.measure or PARTS)
     with tempfile.TemporaryDirectory(prefix="inferd-mutants-") as folder:
         copy = Copy(Path(folder), more=True)
-        trials = Trials(copy, Reach.read(SIMULATIONS), Reach.read(TESTS))
+        trials = Trials(copy, Reach.read(SIMULATIONS), Reach.read(TESTED), alone=arguments.alone)
         trials.prepare(arguments.cpu)
         print(f"each mutant is tried by {trials.seeds} seeds", flush=True)
         queues = [drawn(copy.root, each, arguments.draw) for each in files.values()]
+        kept = Record(ALONE) if arguments.alone else record
         if arguments.again:
             turns = again(record, queues, arguments.again)
         else:
-            turns = round_robin(record, queues, arguments.count)
+            turns = round_robin(kept, queues, arguments.count)
         for mutant in turns:
             verdict = trials.try_mutant(mutant)
-            record.add(entry(mutant, verdict, arguments.draw, commit))
+            kept.add(entry(mutant, verdict, arguments.draw, commit))
             about = f"{mutant.file}:{mutant.line} {mutant.operator}: {verdict.outcome} {verdict.found}"
             print(about.rstrip(), flush=True)
-            arguments.record.with_suffix(".md").write_text(table(record, PROOFS, gone(record, ROOT)))
+            if kept is record:
+                arguments.record.with_suffix(".md").write_text(table(record, PROOFS, gone(record, ROOT)))
+            elif verdict.outcome == SURVIVED:
+                print(f"  {mutant.before}\n  -> {mutant.after}", flush=True)
             if time.monotonic() > until:
                 return
 

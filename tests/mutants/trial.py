@@ -58,10 +58,14 @@ class Trials:
     Args:
         copy: the tree; nothing else uses it.
         simulated, tested: which simulations and tests reach which statements, as far as that was measured.
+        alone: no tests run, only simulations.
     """
 
-    def __init__(self, copy: Copy, simulated: Reach | None = None, tested: Reach | None = None) -> None:
+    def __init__(
+        self, copy: Copy, simulated: Reach | None = None, tested: Reach | None = None, alone: bool = False
+    ) -> None:
         self.copy = copy
+        self.alone = alone
         self.simulated = simulated or Reach()
         self.tested = tested or Reach()
         self.seeds = 0
@@ -199,7 +203,7 @@ class Trials:
 
     def _test(self, mutant: Mutant) -> str:
         """The test that fails twice with the mutant and passes with the original, and its message; empty: none."""
-        tests = self._chosen_tests(mutant)
+        tests = [] if self.alone else self._chosen_tests(mutant)
         if not tests:
             return ""
         passed_later: set[str] = set()

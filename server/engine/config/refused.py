@@ -61,7 +61,7 @@ CARRIED = (
 
 ON_DEVICES = {
     "GPU": (
-        Field("optimization.priority", "it is that of streams of GPUs, and no instance of the model is on one"),
+        Field("optimization.priority", "only GPU streams have a priority, and no instance of the model is on a GPU"),
         Field("optimization.cuda.graphs", _NO_GPU),
         Field("optimization.cuda.graph_spec", _NO_GPU),
         Field("optimization.cuda.busy_wait_events", _NO_GPU),

@@ -37,7 +37,7 @@ MOST = 4 << 20
 """The most characters of a configuration."""
 
 POLLED = "failed to load '{}', failed to poll from model repository: "
-"""The beginning of errors about overrides; Triton's errors have no more than this."""
+"""The beginning of errors about overrides; Triton's end here, without the reason."""
 
 
 def read_override(name: str, config: str, files: Mapping[str, bytes]) -> Override:
@@ -82,7 +82,7 @@ def write_files(name: str, files: Mapping[str, bytes]) -> tuple[ModelFolder, Tem
     """Make a model's folder with these files alone. Blocks.
 
     Returns:
-        The folder, and the object that removes it, for the time when no version is served from it.
+        The folder, and the object that removes it, to be called when no version is served from it any more.
 
     Raises:
         InvalidArgument: a path leads through another file.

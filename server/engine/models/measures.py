@@ -82,7 +82,7 @@ class _Family:
 class Measures:
     """All metrics of models. Any thread may use it.
 
-    A user is an instance of a Python model. It owns metrics, which live as long as it does.
+    A user is an instance of a Python model. Metrics belong to one or more users, and end with the last of them.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ __all__ = ["NOWHERE", "FieldPath", "Source"]
 
 @dataclass(slots=True)
 class Source:
-    """A configuration file and the line of every field in it, found at the first request."""
+    """A configuration file and the line of every field in it, found on first use."""
 
     path: Path | str  # a text if it is no path of this machine
     text: str = ""
