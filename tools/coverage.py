@@ -29,6 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("_native", "backends/python", "backends/identity")
+NEEDED = ("inferd_client", "tests/simulation")  # by the simulations
 ORIGIN = re.compile(r'/\* "inferd/((?:_native|backends)/[\w/]+\.(?:pyx|pxd))":(\d+)$')
 END = re.compile(r"\s*/\* (?:function exit code|Python wrapper|#### Code section)")
 DECISION = re.compile(r"\s*(?:\} else )?(?:if|while|for|switch) \(|\s*case |\s*default:")
@@ -92,8 +93,12 @@ def build(tree: Path) -> None:
     if made.exists():
         (tree / "build/cython-coverage").mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "--archive", "--update", f"{made}/.", tree / "build/cython-coverage"], check=True)
-    paths = [path.relative_to(tree) for package in PACKAGES for path in (tree / package).rglob("*.pyx")]
-    modules = ",".join(".".join(("inferd", *path.with_suffix("").parts)) for path in paths)
+    modules = ",".join(
+        ".".join((*prefix, *path.relative_to(tree).with_suffix("").parts))
+        for prefix, packages in ((("inferd",), PACKAGES), ((), NEEDED))
+        for package in packages
+        for path in (tree / package).rglob("*.pyx")
+    )
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     environment = os.environ | {"INFERD_BUILD": "coverage", "INFERD_ONLY": modules}
     subprocess.run(command, cwd=tree, check=True, env=environment)
