@@ -566,12 +566,17 @@ cdef void count_miss(Coalescer *self, Request *request, int64_t begin) noexcept 
             record_looked_up(request, begin, now, False)
 
 
+cdef inline int64_t looks_since(const Memo *memo, const Request *request) noexcept nogil:
+    # a request may have joined a lookup that was under way
+    return max(memo.asked_ns, request.arrived_ns)
+
+
 cdef void coalescer_found(Memo *memo) noexcept nogil:
     cdef Request *request
     while memo.waiting.first != NULL:
         request = memo.waiting.first
         detach(memo, request, REQUEST_TAKEN)
-        return_hit(memo, request, memo.asked_ns)
+        return_hit(memo, request, looks_since(memo, request))
     lane_discard(memo.work)
     memo_free(memo)
 
@@ -584,7 +589,7 @@ cdef Request *coalescer_missing(Memo *memo) noexcept nogil:
     memo.asking = False
     memo.work.terms.executable_ns = now
     while request != NULL:
-        count_miss(memo.home, request, memo.asked_ns)
+        count_miss(memo.home, request, looks_since(memo, request))
         request.terms.executable_ns = now
         lane.scheduler.limit(lane, request)
         bridge_watch(<Bridge *>request.bridge, request)

@@ -137,6 +137,7 @@ cdef bint read_encrypted(Socket *socket) noexcept nogil:
         if size <= 0:
             return nothing
         tls_feed(socket.tls, io.encrypted, <size_t>size)
+        conn.received_ns = conn.host.now_ns  # although it may be a part of a record, of which nothing is known yet
         if not conn_decrypt(conn, socket.tls, io.buffer, RECEIVE_BUFFER):
             return False
         if socket.tls.encrypted.size > UNREAD_TLS:

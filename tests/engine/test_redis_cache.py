@@ -196,6 +196,25 @@ async def test_a_hit_answers_all_who_wait(tmp_path):
         assert server.counts("followers", "hits", "misses") == (2, 3, 0)
 
 
+async def test_the_lookup_of_who_joins_one_is_as_long_as_it_has_waited(tmp_path):
+    answer = pb.ModelInferResponse(raw_output_contents=[row(7).tobytes()])
+    answer.outputs.add(name="y", datatype="INT64", shape=[1, 1])
+    async with (
+        Puppet().serving(tmp_path / "s") as puppet,
+        Server(tmp_path / "a", cache_at(tmp_path / "s")) as server,
+    ):
+        pending = [Pending(server.engine, request(x=row(1)))]
+        await puppet.asked.acquire()
+        pending += [Pending(server.engine, request(x=row(1))) for _ in range(20)]
+        value = redis_store._encode(puppet.commands[-1][1].decode(), answer.SerializeToString())
+        puppet.release(b"$%d\r\n%s\r\n" % (len(value), value))
+        for each in pending:
+            await each.answer()
+        said = server.engine.model("m").statistics().inference_stats
+        assert said.cache_hit.count == said.success.count == 21
+        assert said.cache_hit.ns <= said.success.ns
+
+
 async def test_an_answer_with_other_outputs_is_none(tmp_path, caplog):
     wrong = pb.ModelInferResponse(raw_output_contents=[row(7).tobytes()])
     wrong.outputs.add(name="y", datatype="INT64", shape=[1, 2])

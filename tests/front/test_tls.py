@@ -299,6 +299,38 @@ def test_a_flood_of_key_updates_ends_its_connection(native_address, authority):
     assert told(native_address, authority)
 
 
+async def test_a_part_of_a_record_is_a_sign_of_life(server_pair, authority):
+    """A client that takes long to send a record is not silent: keepalive asks when the last byte came."""
+    credentials = Credentials(server_pair.certificate, server_pair.key)
+    door = native.NativeDoor(policy=ListenPolicy(credentials=credentials))
+    port = await door.start("127.0.0.1:0")
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = client_context(authority, "h2").wrap_bio(incoming, outgoing, server_hostname="localhost")
+    try:
+        async with asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            while True:
+                try:
+                    tls.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    writer.write(outgoing.read())
+                    incoming.write(await reader.read(1 << 16))
+            tls.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            writer.write(outgoing.read())
+            while not [driver for driver in door._drivers if driver._connection.greeted]:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            [connection] = [driver._connection for driver in door._drivers]
+            before = connection.received_at
+            tls.write(bytes(1000))
+            writer.write(outgoing.read()[:100])
+            while connection.received_at == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            writer.close()
+    finally:
+        await door.stop(0)
+
+
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
