@@ -15,6 +15,7 @@ from tests.simulation.wire import Violation
 if TYPE_CHECKING:
     from tests.simulation.clients import Call, Client
     from tests.simulation.crowd import Refused
+    from tests.simulation.questions import Question
     from tests.simulation.simulation import Simulation
     from tests.simulation.sockets import End
     from tests.simulation.talks import Talk
@@ -105,7 +106,7 @@ def may_drop(client: Client) -> bool:
     return simulation.strikes and client.wire.farewell == "too_many_pings" and client.wire.pings >= STRIKES + FREE
 
 
-def is_too_late(call: Call | Refused | Talk, text: str) -> bool:
+def is_too_late(call: Call | Refused | Talk | Question, text: str) -> bool:
     """Whether the connection of a call has been ending for so long that its calls are ended with this text, or it is a
     stream, or of a sequence, and these end before."""
     if call.client.end.over == text:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.crowd import Refused
     from tests.simulation.kind import Kind
     from tests.simulation.models import Version
+    from tests.simulation.questions import Question
     from tests.simulation.simulation import Simulation
     from tests.simulation.talks import Talk
 
@@ -191,7 +192,7 @@ class Bounds:
 
     # -- causes
 
-    def names_fault(self, call: Call | Refused | Talk, text: str) -> bool:
+    def names_fault(self, call: Call | Refused | Talk | Question, text: str) -> bool:
         """Whether an error says that there was no memory, and memory was refused while its call was under way."""
         if not NO_MEMORY.search(text):
             return False
@@ -259,7 +260,8 @@ class Bounds:
     def _was_equal(self, call: Call | Refused, kind: Kind) -> bool:
         """Whether the client of a request that was refused had as many in the queue as others."""
         direct = kind is call.kind and len(kind.queue.levels) == 1 and not (kind.steps or kind.sequence or kind.splits)
-        if not direct or kind.reuses or self._is_blurred(call) or self.simulation.is_faulty:
+        is_one = self.simulation.secure.mutual  # all clients are one, by their certificate
+        if not direct or kind.reuses or self._is_blurred(call) or self.simulation.is_faulty or is_one:
             return True
         uses = self.simulation.uses
         number = uses[call.client.number % len(uses)].number

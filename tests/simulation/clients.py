@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import ssl
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
@@ -16,7 +17,9 @@ from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.ages import judge_refused, may_drop
 from tests.simulation.kind import FIRST_QUESTION, IDLE_US, SCALE, Kind
 from tests.simulation.kinds import STEPS
+from tests.simulation.questions import Question
 from tests.simulation.regions import SLOT, Region
+from tests.simulation.secure import HANDSHAKE
 from tests.simulation.sockets import BROKEN, OPEN, End
 from tests.simulation.talks import LONGEST, Talk, open_talk
 from tests.simulation.wire import Stream, Violation, Wire, framed
@@ -253,8 +256,8 @@ class Client:
         self.left = calls
         self.life = 0
         self.calls: dict[int, Call] = {}  # that are open, by stream
-        self.talks: dict[int, Talk] = {}  # the same
-        self.unsent: list[Call | Talk] = []
+        self.talks: dict[int, Talk | Question] = {}  # the same
+        self.unsent: list[Call | Talk | Question] = []
         self.given_up: list[Call] = []  # of which the server has not heard that yet
         self.region: Region | None = None
         self.regions = 0  # that it has had
@@ -279,6 +282,10 @@ class Client:
         self.life += 1
         self.wire = Wire(self.temper.window, 1 << 24, broad=self.broad)
         self.pipe = Pipe()
+        self.cipher = simulation.secure.cipher()
+        if self.cipher is not None:
+            self.pipe.data += self.cipher.said()
+        self.connected_ns = simulation.world.now()
         random = Random(f"{simulation.outcome.seed} client {self.number} socket {self.life}")
         output = VAST if self.temper.largest > LARGE else 0  # more than a connection may write in one turn
         self.end = simulation.sockets.connect(self, self.number, random, self.temper.chunk, output=output)
@@ -288,6 +295,7 @@ class Client:
         self.simulation.tell(self.name, what)
 
     def begin(self) -> None:
+        self._carry_later()
         self.write()
         self._act_later()
 
@@ -375,6 +383,7 @@ class Client:
             self.left = 0  # nobody accepts it
         if self.left > 0:
             self._connect()
+            self._carry_later()
             if self.rests:
                 self.rests = False
                 self._act_later()
@@ -384,13 +393,19 @@ class Client:
             self.cancel(call)
             self.write()
 
+    def leave_question(self, question: Question) -> None:
+        """Cancel it, if it is still open."""
+        if self.talks.get(question.number) is question:
+            self.cancel_talk(question)
+            self.write()
+
     def cancel(self, call: Call) -> None:
         self.tell(f"cancels {call.number}")
         self.wire.cancel(call.stream)
         self.given_up.append(call)
         self._over(call, answered=False)
 
-    def cancel_talk(self, talk: Talk) -> None:
+    def cancel_talk(self, talk: Talk | Question) -> None:
         self.tell(f"cancels {talk}")
         self.simulation.bounds.left(soon=True)
         self.wire.cancel(talk.stream)
@@ -425,13 +440,18 @@ class Client:
     def _do_something(self) -> None:
         if self.simulation.scale.crashes:
             os.kill(os.getpid(), signal.SIGSEGV)
+        questions = self.simulation.questions
+        if questions.share and self.random.random() < questions.share:
+            self.left -= 1
+            questions.ask(self)
+            return
         if self.random.random() < self.simulation.talks:
             share = LONG_OF_PACKED if self.packs else LONG_TALKS
             is_long = self.random.random() < share and self.left > LONGEST
             length = self.random.randint(1, LONG_TALK) if is_long else min(self.left, self.random.randint(1, LONGEST))
             self.left = max(0, self.left - length)
             deadline = self.random.choice(self.temper.deadlines) if self.simulation.scale.deadlines else -1
-            talk = open_talk(self, length, deadline, self._headers(deadline))
+            talk = open_talk(self, length, deadline, self.headers(deadline))
             self.talks[talk.number] = talk
             self.tell(f"opens {talk}")
             self.later(talk.say)
@@ -466,7 +486,7 @@ class Client:
         kind = self._choose(kinds) if kinds else None
         return kind if kind is not None and kind.name in self.simulation.kinds else None
 
-    def _headers(self, deadline_ns: int, *, steady: bool = False) -> tuple[tuple[str, str], ...]:
+    def headers(self, deadline_ns: int, *, steady: bool = False) -> tuple[tuple[str, str], ...]:
         """The headers of a call with this deadline; negative for none. With `steady` the identity never changes."""
         packing = (("grpc-encoding", "gzip"), ("grpc-accept-encoding", "gzip")) if self.packs else ()
         timeout = (("grpc-timeout", grpc_timeout(deadline_ns)),) if deadline_ns >= 0 else ()
@@ -477,7 +497,7 @@ class Client:
     def call(self, kind: Kind) -> None:
         """One call."""
         deadline = self.random.choice(self.temper.deadlines) if self.simulation.scale.deadlines else -1
-        headers = self._headers(deadline, steady=kind.sequential)
+        headers = self.headers(deadline, steady=kind.sequential)
         stream = self.wire.open(INFER, headers, b"")
         call, message = self.request(kind, stream, deadline, headers)
         is_free = call.sequence is None and call.region is None
@@ -620,7 +640,7 @@ class Client:
 
     def write(self) -> None:
         """Send what windows allow, and have it carried to the server."""
-        if self.end.peer is None:
+        if self.end.peer is None or self._shakes:
             return
         progress, sent = True, []
         while progress and self.unsent:
@@ -645,7 +665,7 @@ class Client:
                 self.unsent.append(self.unsent.pop(0))  # its own window is used up
                 progress = any(each.stream.window > 0 for each in self.unsent)
         if self.wire.out:
-            self.pipe.data += self.wire.out
+            self.pipe.data += self.wire.out if self.cipher is None else self.cipher.seal(bytes(self.wire.out))
             self.wire.out.clear()
             self._carry_later()
         if sent or self.given_up:
@@ -654,11 +674,11 @@ class Client:
             at = self.end.sent + len(self.pipe.data)
             self.end.when_done(at, lambda: self._has_come(sent, given_up))
 
-    def _has_come(self, sent: list[Call | Talk], given_up: list[Call]) -> None:
+    def _has_come(self, sent: list[Call | Talk | Question], given_up: list[Call]) -> None:
         """The server has read it, and acted upon it."""
         now = self.simulation.world.now()
         for each in sent:
-            if isinstance(each, Talk):
+            if not isinstance(each, Call):
                 each.sent_ns = min(each.sent_ns, now)
             elif each.stream.sent_end and not each.over:
                 each.sent_ns = now
@@ -706,10 +726,28 @@ class Client:
             return
         data = self.end.take(self.random.randint(1, self.temper.gulp))
         if data:
-            self._receive(data)
+            self._receive(self._opened(data))
             self.heard()
         elif self.end.seen != OPEN:
             self._lost()
+
+    @property
+    def _shakes(self) -> bool:
+        """Whether its handshake is under way, and it has nothing else to say until that is over."""
+        return self.cipher is not None and not self.cipher.ready
+
+    def _opened(self, data: bytes) -> bytes:
+        """What these bytes of the server say."""
+        if self.cipher is None:
+            return data
+        try:
+            opened = self.cipher.open(data)
+        except ssl.SSLError as error:
+            raise Violation(f"{self.name}: the server does not keep to TLS: {error}") from error
+        if said := self.cipher.said():
+            self.pipe.data += said
+            self._carry_later()
+        return opened
 
     def _lost(self) -> None:
         """The server has ended the connection."""
@@ -732,6 +770,10 @@ class Client:
             return True  # the server holds too much, and this client has not read what it was sent, or holds most of it
         if may_drop(self):
             return True
+        if self._shakes or not self.wire.acknowledged:
+            took_ns = simulation.world.now() - self.connected_ns
+            if self.cipher is not None and (took_ns > HANDSHAKE or simulation.operator.is_stopping):
+                return True
         if self.calls or self.talks or (self.end.seen == BROKEN and not simulation.stood_ns):
             return False
         return self.wire.farewell == "max_age" or (self.wire.went_away == 0 and simulation.operator.is_stopping)
@@ -775,7 +817,7 @@ class Client:
                 wire.give(stream, self.temper.window - stream.credit)
         self.write()
 
-    def _talk_over(self, talk: Talk, *, answered: bool) -> None:
+    def _talk_over(self, talk: Talk | Question, *, answered: bool) -> None:
         del self.talks[talk.number]
         if answered:
             self.tell(f"has status {self.simulation.oracle.status(talk)} for {talk}")

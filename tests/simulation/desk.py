@@ -85,8 +85,7 @@ class Loop(asyncio.AbstractEventLoop):
         self.world.has_tasks()
         return handle
 
-    def run_in_executor(self, executor: Any, work: Any, *arguments: Any) -> asyncio.Future[Any]:
-        assert executor is None
+    def run_in_executor(self, _: Any, work: Any, *arguments: Any) -> asyncio.Future[Any]:
         return self.create_task(on_thread(work, *arguments))
 
     def add_reader(self, fd: Any, callback: Any, *arguments: Any) -> None:
@@ -147,8 +146,10 @@ class Desk:
             threads = 3 if simulation.has("three I/O threads", THREE, when=True) else 2
         return NativeDoor(
             infer,
+            access=simulation.rights.access,
             receive_timeout=limits["receive_timeout"],
             send_timeout=30.0,
+            policy=simulation.secure.policy(),
             connections=policy,
             max_held_bytes=limits["max_held_bytes"],
             compression_level=limits["compression"],

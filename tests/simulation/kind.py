@@ -70,7 +70,8 @@ class Kind:
         mortal: its worker processes may end, or break their protocol.
         lacks: it leaves out its outputs but `y` where the number is even, which only an ensemble may have.
         text: numbers go to and fro as strings, which come back as they are.
-        number: the datatype of the numbers otherwise.
+        number: the datatype of the numbers otherwise; where it is narrow, it has their lowest bits.
+        labels: of the first numbers of a row of y, as classes.
         tallies: a step of it keeps sequences, and it answers what that step does.
         remembers: what the state is that the server keeps of each sequence: "sum" of the second column, "history", all
             its numbers, or "times", how often a request was executed; empty: none.
@@ -108,6 +109,7 @@ class Kind:
     lacks: bool = False
     text: bool = False
     number: str = "INT64"
+    labels: tuple[str, ...] = ()
     tallies: bool = False
     remembers: str = ""
     sequence_rows: int = 1
@@ -172,7 +174,24 @@ class Kind:
         """The numbers as a request or an answer has them."""
         if self.text:
             return serialize_strings([written(value) for value in x.reshape(-1).tolist()])
-        return x.astype(self.number.lower().replace("fp", "float")).tobytes()
+        return self.typed(x).tobytes()
+
+    def typed(self, x: np.ndarray) -> np.ndarray:
+        """The numbers in the datatype that they have for clients."""
+        return x.astype(self.number.lower().replace("fp", "float"))
+
+    @property
+    def classifies(self) -> bool:
+        """Whether clients may ask for the greatest numbers of each row instead."""
+        return not (self.text or self.decoupled or self.number == "BOOL")
+
+    @property
+    def contents(self) -> str:
+        """The field of inference.InferTensorContents that has the numbers."""
+        if self.text:
+            return "bytes_contents"
+        name = self.number.lower()
+        return f"{name.rstrip('81632') if name.endswith(('8', '16', '32')) and 'int' in name else name}_contents"
 
     @property
     def max_rows(self) -> int:
@@ -247,7 +266,10 @@ class Kind:
 
     def _output(self, name: str) -> TensorSpec:
         like = "x" if self.ragged else ""
-        return TensorSpec(name, self.datatype, (-1,), like_input=like, cut_like="x" if self.padded else "")
+        labels = self.labels if name == "y" else ()
+        return TensorSpec(
+            name, self.datatype, (-1,), labels=labels, like_input=like, cut_like="x" if self.padded else ""
+        )
 
     def _supplied(self) -> tuple[SuppliedSpec, ...]:
         """What the batch tells a model beside the inputs of requests."""

@@ -22,6 +22,7 @@ LEVELS = QueueSpec(
     default_level=2,
 )
 
+LABELS = ("first", "", "third", "Größe")  # of classes: the second has none
 STATE = (StateSpec(np.int64(INITIAL).tobytes(), (1,)),)
 GROWING = (StateSpec(np.int64(INITIAL).tobytes(), (1,), growable=True),)
 IN_PLACE = (StateSpec(np.int64(INITIAL).tobytes(), (1,), same_buffer=True),)
@@ -31,7 +32,7 @@ CHOSEN = {
     kind.name: kind
     for kind in (
         Kind("plain", weight=4),
-        Kind("quick", duration_us=0, weight=4),
+        Kind("quick", duration_us=0, labels=LABELS, weight=4),
         Kind("alone", batching=None),
         Kind("delayed", batching=DELAYED, weight=4),
         Kind("patient", batching=PATIENT, weight=4),
@@ -57,7 +58,20 @@ CHOSEN = {
         Kind("gathered", style="native gathered", factor=1),
         Kind("brief", style="native brief", factor=1, weight=4),
         Kind("words", style="native", factor=1, text=True),
-        Kind("floats", style="native", factor=1, number="FP64"),
+        Kind("floats", style="native", factor=1, number="FP64", labels=LABELS),
+        Kind("singles", style="native gathered", factor=1, number="FP32", batching=DELAYED),
+        *(
+            Kind(name, style="native", factor=1, number=number, labels=labels)
+            for name, number, labels in (
+                ("bytes", "INT8", ()),
+                ("shorts", "INT16", LABELS),
+                ("ints", "INT32", ()),
+                ("octets", "UINT8", LABELS),
+                ("marks", "UINT16", ()),
+                ("counts", "UINT32", ()),
+                ("flags", "BOOL", ()),
+            )
+        ),
         Kind("naturals", style="native gathered", factor=1, number="UINT64", splits=True),
         Kind("sentences", style="native gathered", factor=1, text=True, splits=True, batching=DELAYED),
         Kind("spoken", factor=1, text=True),

@@ -25,7 +25,6 @@ from inferd._native.request.bridge import BridgeHandle
 from inferd._native.request.lane import LaneHandle
 from inferd._native.service.table import ModelTable
 from inferd.backends.api import BackendError, ModelSource
-from inferd.server.caching import LocalCache
 from inferd.server.engine import config as configuration
 from inferd.server.engine.config.preparation import Prepared, VersionConfig
 from inferd.server.engine.config.reading import Outline
@@ -200,6 +199,7 @@ class Shop:
         self.taken: dict[str, Box] = {}
         self.moody = 0.0  # how often a model does not load
         self.failed_ns: dict[str, int] = {}  # when the load of a model failed last
+        self.generations: dict[str, tuple[str, int]] = {}  # by prefix, the model and the generation of its files
         self.problem = ""
 
     def prepare(self, folder: ModelFolder) -> Prepared:
@@ -226,6 +226,8 @@ class Shop:
         )
         backend.late, backend.generation = box.late, box.generation
         config = model_config_pb2.ModelConfig(name=kind.name, max_batch_size=kind.rows)
+        config.parameters["generation"].string_value = str(box.generation)  # the fingerprint has it
+        self.generations[prefix] = kind.name, box.generation
         if not kind.steps:
             config.instance_group.add(name="instances", count=box.count)
         return Prepared({1: VersionConfig(config, spec, Source(folder.path), None if kind.steps else backend)})
@@ -296,7 +298,8 @@ class Shop:
         if any(thread.is_alive() for thread in version.threads):
             raise Violation(f"{version.prefix} has ended, and its threads have not")
         simulation.oracle.leaves(version)
-        all_looked_up = not (simulation.is_faulty or simulation.sharing)
+        # Redis may be asked for longer than a request lives
+        all_looked_up = not (simulation.is_faulty or simulation.sharing or simulation.remote.on)
         simulation.books.left(version, all_looked_up=all_looked_up, is_faulty=simulation.is_faulty)
 
     def failed(self, name: str) -> None:
@@ -452,7 +455,7 @@ def make_engine(simulation: Simulation, *, max_inflight: int | None, ttl: float,
         configuration.Options(),
         load_threads=simulation.random.choice((1, 2, 4)),
         max_inflight=max_inflight,
-        cache=LocalCache(CACHE, ttl=ttl),
+        cache=simulation.remote.cache(CACHE, ttl),
         hardware=Hardware(resources=resources, gpus=simulation.graphics.gpus),
         control=simulation.operator.control,
     )
@@ -487,7 +490,8 @@ class Operator:
         self._is_moody = scale.operator and self._random.random() < 0.3
 
     @property
-    def _polls(self) -> bool:
+    def polls(self) -> bool:
+        """Whether the server looks by itself what there is."""
         return self.control.mode is ControlMode.POLL
 
     def open(self) -> None:
@@ -536,13 +540,13 @@ class Operator:
         simulation.shelf.lay(simulation.kinds[name], files=files)
         what = f"files {simulation.shelf.generation_of(name)}" if files else "another configuration"
         simulation.tell("operator", f"has {what} of '{name}'")
-        if not self._polls:
+        if not self.polls:
             self._ask(name, simulation.engine.load(name), "load")
 
     def _unload(self, name: str) -> None:
         simulation = self._simulation
         simulation.tell("operator", f"unloads '{name}'")
-        if self._polls:
+        if self.polls:
             simulation.shelf.take(name)
         else:
             self._unloaded_ns[name] = 1 << 62  # that takes its time
@@ -555,7 +559,7 @@ class Operator:
         if name in simulation.shop.taken:
             simulation.tell("operator", f"brings '{name}' back")
             simulation.shelf.bring(name)
-        elif name not in simulation.shop.versions and not self._polls:
+        elif name not in simulation.shop.versions and not self.polls:
             self._ask(name, simulation.engine.load(name), "load")
 
     def _ask(self, name: str, work: Any, what: str) -> None:
@@ -625,7 +629,7 @@ class Operator:
 
     async def _stop(self) -> None:
         engine = self._simulation.engine
-        if self._polls:
+        if self.polls:
             await asyncio.sleep(2 * self.control.poll_seconds + LAST)
         self._check_served()
         await self._simulation.settle()

@@ -20,6 +20,8 @@ from tests.simulation.audit import oldest, responses_wait
 from tests.simulation.demand import NO_LOADS
 from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
 from tests.simulation.kinds import KINDS, STEPS
+from tests.simulation.questions import Question, may_fail
+from tests.simulation.remote import NOTES
 from tests.simulation.rights import PERMISSION_DENIED, UNAUTHENTICATED
 from tests.simulation.talks import FINAL, Talk, row_of
 from tests.simulation.wire import Violation, take_message
@@ -87,6 +89,7 @@ class Oracle:
         if features := self.simulation.kinds[name].features:
             self.simulation.tell("operator", f"has '{name}' with: {features}")
         self.since[name] = self.simulation.world.now()
+        self.simulation.questions.loaded(name)
         if self.simulation.crowd is not None:
             self.simulation.crowd.loaded(name)
         if self.away.get(name):
@@ -134,7 +137,7 @@ class Oracle:
         return ", ".join(waiting[:TOLD]) + more
 
     @staticmethod
-    def status(call: Call | Talk) -> int:
+    def status(call: Call | Talk | Question) -> int:
         stream = call.stream
         return int((stream.trailers or {}).get("grpc-status", "99")) if stream.reset is None else RESET + stream.reset
 
@@ -204,7 +207,7 @@ class Oracle:
             self._check_details(call, status, text)
         self._check_time(call, max(call.opened_ns, call.sent_ns) + call.deadline_ns)  # it begins when HEADERS come
 
-    def _check_details(self, call: Call, status: int, text: str) -> None:
+    def _check_details(self, call: Call | Question, status: int, text: str) -> None:
         """Check that the details of an error agree with its status and text."""
         told = (call.stream.trailers or {}).get(richerrors.KEY)
         if told is None:
@@ -231,16 +234,26 @@ class Oracle:
         version = simulation.versions.get(kind.name)
         if version is None or self.since[kind.name] >= call.opened_ns:
             return
-        executed_ns = simulation.executions.latest_ns.get((version.prefix, call.question))
+        executed_ns = self._executed_ns(version, call.question)
         if executed_ns is None:
             raise Violation(f"{call}: its answer is of a version of '{kind.name}' that has been replaced")
         longest = sum(2 * KINDS[name].duration_us * 1000 for name in STEPS[call.kind.name])
-        age = call.opened_ns - executed_ns - longest - GRAIN  # until it was kept that took so long
+        # until it was kept that took so long
+        age = call.opened_ns - executed_ns - longest - GRAIN - simulation.remote.slack_ns
         is_prompt = max(simulation.jumped_ns, simulation.pressed_ns) < executed_ns
         if simulation.ttl_ns and is_prompt and age > simulation.ttl_ns and not call.kind.steps:
             raise Violation(f"{call}: its answer has been kept for {age} ns")
 
-    def _check_time(self, call: Call | Talk, sent_ns: int) -> None:
+    def _executed_ns(self, version: Version, question: int) -> int | None:
+        """When this version was executed for a question last, or, with Redis, another one of the same files."""
+        latest, generations = self.simulation.executions.latest_ns, self.simulation.shop.generations
+        prefixes = [version.prefix]
+        if self.simulation.remote.on:
+            files = generations[version.prefix]
+            prefixes = [prefix for prefix, others in generations.items() if others == files]
+        return max((latest[prefix, question] for prefix in prefixes if (prefix, question) in latest), default=None)
+
+    def _check_time(self, call: Call | Talk | Question, sent_ns: int) -> None:
         """Check that a call is over not long after its deadline."""
         simulation = self.simulation
         now = simulation.world.now()
@@ -284,7 +297,33 @@ class Oracle:
             raise Violation(f"{talk}: status {status} '{text}', and requests {unanswered} are open")
         self._check_time(talk, max(talk.opened_ns, talk.sent_ns) + talk.deadline_ns)  # from its first bytes on
 
-    def is_late(self, call: Call | Refused | Talk, now: int) -> bool:
+    def question_ended(self, question: Question) -> None:
+        """Judge a question that the server has ended."""
+        simulation = self.simulation
+        status = self.status(question)
+        text = unquote((question.stream.trailers or {}).get("grpc-message", ""))
+        asked = question.asked
+        if status == OK:
+            allowed = question.answers == 1 and asked.refused is None and not asked.goes_on and not question.stream.data
+        elif status == UNAVAILABLE and text in ENDS:
+            allowed = is_too_late(question, text)
+        elif status == LATE:
+            allowed = self.is_late(question, simulation.world.now())
+            allowed = allowed or self._may_seem_slow(status, text) or self._was_slow(question, text)
+        else:
+            is_failure = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
+            allowed = may_fail(question, status, text) or simulation.rights.may_refuse_question(question, status, text)
+            allowed = allowed or (is_failure and simulation.is_faulty and simulation.bounds.names_fault(question, text))
+            allowed = allowed or (status == EXHAUSTED and simulation.bounds.holds_too_much(text))
+            allowed = allowed or (status == RESET + ENHANCE_YOUR_CALM and self._may_evict(question))
+            allowed = allowed or self._may_seem_slow(status, text)
+        if not allowed:
+            raise Violation(f"{question}: status {status} '{text}' after {question.answers} answers")
+        if OK < status < RESET:
+            self._check_details(question, status, text)
+        self._check_time(question, max(question.opened_ns, question.sent_ns) + question.deadline_ns)
+
+    def is_late(self, call: Call | Refused | Talk | Question, now: int) -> bool:
         """Whether the deadline of a call may have passed; a thread that is interrupted before it reads counts from
         before that."""
         return call.deadline_ns >= 0 and (now >= call.opened_ns + call.deadline_ns or self.simulation.preempts)
@@ -296,7 +335,7 @@ class Oracle:
             return True
         return bool(call.client.end.over) or may_drop(call.client)
 
-    def _may_evict(self, call: Call | Refused | Talk) -> bool:
+    def _may_evict(self, call: Call | Refused | Talk | Question) -> bool:
         """Whether the server may end a call because it holds too much, or because its client takes no response."""
         temper = getattr(call.client, "temper", None)  # a crowd has none
         return self.simulation.held_limit > 0 or (temper is not None and temper.dawdles)
@@ -308,7 +347,7 @@ class Oracle:
         is_that = told if status == LATE else status == RESET + ENHANCE_YOUR_CALM
         return is_that and simulation.stood_ns > LONG_STAND
 
-    def _was_slow(self, call: Call | Refused | Talk, text: str) -> bool:
+    def _was_slow(self, call: Call | Refused | Talk | Question, text: str) -> bool:
         """Whether a client had not read what it was sent, WINDOW_UPDATEs among it, so that it could not send either for
         as long as this says, or sends several messages that slowly."""
         found = SLOW.search(text)
@@ -450,6 +489,9 @@ class Oracle:
                 raise Violation(f"{call}: {len(response.raw_output_contents)} tensors for {len(factors)} outputs")
             data = call.region.read(call) if in_region else response.raw_output_contents[index]
             self._check_tensor(call, data, tuple(response.outputs[index].shape), expected)
+        told = {key: value for key, value in said_of(response.parameters).items() if key != FINAL}
+        if kind.caches and kind.style != "worker" and told not in ({}, NOTES):
+            raise Violation(f"{call}: parameters {told}, which Redis never had")
         if kind.style == "worker" and not (kind.reuses or kind.splits):
             self._check_parameters(call, response)
         if kind.style.startswith(("native", "gpu")) or kind.steps or kind.reuses:
@@ -483,10 +525,13 @@ class Oracle:
     @staticmethod
     def _check_classes(call: Call, response: pb.ModelInferResponse) -> None:
         """Check that each row is replaced by its greatest numbers, with their places."""
-        texts = []
-        for row in call.expected.tolist():
+        texts, kind = [], call.kind
+        for row in kind.typed(call.expected).tolist():
             greatest = sorted(range(len(row)), key=lambda place, row=row: (-row[place], place))  # type: ignore[misc]
-            texts += [f"{row[place]}:{place}".encode() for place in greatest[: call.classes]]
+            for place in greatest[: call.classes]:
+                label = f":{kind.labels[place]}" if kind.labels[place : place + 1] != () and kind.labels[place] else ""
+                number = f"{row[place]:f}" if kind.number.startswith("FP") else row[place]
+                texts.append(f"{number}:{place}{label}".encode())
         shape = (len(call.expected), min(call.classes, call.expected.shape[1]))
         output, data = response.outputs[0], response.raw_output_contents[0]
         if (output.datatype, tuple(output.shape)) != ("BYTES", shape) or data != serialize_strings(texts):
@@ -516,7 +561,8 @@ class Oracle:
         if simulation.is_faulty:
             return
         executed = simulation.endpoint.ledger["executed"]
-        if executed and simulation.service.in_house == 0 and not live_counters()["exchanges"]:
+        handled = live_counters()["exchanges"] or simulation.door._contexts
+        if executed and simulation.service.in_house == 0 and not handled:
             raise Violation(f"{executed} bytes are held as executed, and no request is in the house")
         if responses_wait(simulation.endpoint):
             raise Violation("responses have been handed over, and no thread has heard of them")

@@ -7,14 +7,16 @@ from fnmatch import fnmatchcase
 from random import Random
 from typing import TYPE_CHECKING
 
-from inferd._native.service.tokens import TokenTable
+from inferd._native.service.tokens import GROUPS, TokenTable
 from inferd.server.front.access import Access
 from tests.simulation.kinds import KINDS, STEPS
+from tests.simulation.questions import group_of
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Call
     from tests.simulation.crowd import Refused
+    from tests.simulation.questions import Question
     from tests.simulation.simulation import Simulation
     from tests.simulation.talks import Talk
 
@@ -36,8 +38,12 @@ class Right:
 
     def allows(self, model: str) -> bool:
         """Whether this model may be asked."""
-        return "inference" in self.groups and (
-            self.models is None or any(fnmatchcase(model, pattern) for pattern in self.models)
+        return self.may("inference", model)
+
+    def may(self, group: str, model: str) -> bool:
+        """Whether a call of this group is allowed that is about this model, or about none."""
+        return group in self.groups and (
+            self.models is None or not model or any(fnmatchcase(model, pattern) for pattern in self.models)
         )
 
 
@@ -80,7 +86,7 @@ class Rights:
             self._rights[""] = self._draw_right()
             table.allow_anybody(self._rights[""].groups, self._rights[""].models)
         for number in range(6):
-            right = Right(("inference", "health"), None) if number < 3 else self._draw_right()
+            right = Right(GROUPS if number < 2 else ("inference", "health"), None) if number < 3 else self._draw_right()
             self._rights[f"token {number}"] = right
             table.add(f"token {number}", table.add_rights(right.groups, right.models))
         self.access.authorizer.set_tokens(table)
@@ -88,7 +94,7 @@ class Rights:
 
     def _draw_right(self) -> Right:
         random = self._random
-        groups = random.choice((("inference",), ("inference", "metadata"), ("inference",), ("health",)))
+        groups = random.choice((("inference",), ("inference", "metadata"), GROUPS, tuple(random.sample(GROUPS, 5))))
         return Right(groups, random.choice((None, tuple(random.sample(PATTERNS, 2)))))
 
     def change(self) -> None:
@@ -141,6 +147,33 @@ class Rights:
         right = self._right(call.headers)
         allows = "inference" in right.groups if model is None else right.allows(model) and not call.wrong
         return not allows or self._changed_ns >= call.opened_ns
+
+    def may_know(self, question: Question, model: str) -> bool | None:
+        """Whether who asks this may be told of a model; None: it has changed meanwhile."""
+        if not self.on:
+            return True
+        if self._changed_ns >= question.opened_ns:
+            return None
+        return self._right(question.headers).may(group_of(question), model)
+
+    def may_refuse_question(self, question: Question, status: int, text: str) -> bool:
+        """Whether a question may be refused so."""
+        if not self.on or question.asked.head_is_wrong or status not in (PERMISSION_DENIED, UNAUTHENTICATED):
+            return False
+        group = group_of(question)
+        if not group:
+            return status == PERMISSION_DENIED and "this method belongs to no group" in text
+        right = self._right(question.headers)
+        return not right.may(group, question.asked.model) or self._changed_ns >= question.opened_ns
+
+    def check_question(self, question: Question) -> None:
+        """A question has an answer.
+
+        Raises:
+            Violation: it was not allowed.
+        """
+        if self.may_know(question, question.asked.model) is False:
+            raise Violation(f"{question}: '{self._token(question.headers)}' may not ask this, and has an answer")
 
     def check(self, call: Call) -> None:
         """A request has an answer: it was allowed to ask; and what others had asked was executed for it again.

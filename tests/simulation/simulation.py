@@ -37,7 +37,10 @@ from tests.simulation.models import Executions, Version, threads_of
 from tests.simulation.operator import Operator, Shelf, Shop, forget_shop, make_engine
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import Town
+from tests.simulation.questions import Questions
+from tests.simulation.remote import Remote, forget_remote
 from tests.simulation.rights import Rights
+from tests.simulation.secure import Intruder, Secure
 from tests.simulation.sockets import HOSTS, Sockets
 from tests.simulation.story import Story
 from tests.simulation.system import Unforeseen, hook
@@ -87,6 +90,9 @@ class Scale:
         demand: models are loaded when somebody asks for them.
         rights: clients need tokens.
         forwarding: headers become parameters.
+        questions: clients ask what Python answers.
+        remote: responses are kept in Redis.
+        tls: connections are encrypted.
         fails_at: the number of the first take of memory that fails; 0 for as the seed says.
         fails: how many fail then, one after the other.
         crowd: calls of crowds, beside those of the clients; see `crowd`.
@@ -118,6 +124,9 @@ class Scale:
     demand: bool = True
     rights: bool = True
     forwarding: bool = True
+    questions: bool = True
+    remote: bool = True
+    tls: bool = True
     fails_at: int = 0
     fails: int = 1
     crowd: int = 0
@@ -199,6 +208,7 @@ class Simulation:
         self.desk = Desk(self)
         self.demand = Demand(self)
         self.shelf, self.shop, self.operator = Shelf(self), Shop(self), Operator(self)
+        self.remote = Remote(self)
         self.engine = make_engine(
             self, max_inflight=self.service_limit or None, ttl=ttl, resources=Resources({("R", None): resources})
         )
@@ -217,6 +227,7 @@ class Simulation:
         if self.ages:
             policy = replace(policy, max_age=random.choice(AGES), age_grace=random.choice(GRACES))
         self.drops = Drops(self)
+        self.secure = Secure(self)
         self.silence_ns = 0  # in which a peer has to answer a PING
         if self.has("keepalive", 0.3, when=not scale.crowd):
             often, patience = Random(f"{seed} keepalive").choice(SILENCES)
@@ -238,6 +249,8 @@ class Simulation:
         # refusals can be judged by what there was when they were made, if the I/O thread does one thing at a time
         self.is_exact = self.has("exact", 0.5, when=not self.preempts)
         world.one_at_a_time(self.is_exact)
+        self.questions = Questions(self)
+        self.questions.install()
         self.rights.install()
         self.forwarding.install()
         self.cut_ns: dict[str, int] = {}  # when sequences of a model were ended by the operator
@@ -395,7 +408,7 @@ class Simulation:
         if self.hostile_left > 0:
             self.hostile_left -= 1
             self.outcome.hostile += 1
-            Hostile(self, self.hostile_left)
+            (Intruder if self.secure.on else Hostile)(self, self.hostile_left)
             self.later(self.random.randint(0, 3 * MS), self._visit)
 
     def _soonest(self) -> int:
@@ -446,7 +459,10 @@ class Simulation:
                     continue
                 if not self.endpoint.ledger_agrees():
                     raise Violation("the sums of the ledger do not agree")
-                if problem := audit_connections(self.endpoint, self.uses) or audit_memos(self.service.entrance):
+                handled = len(self.door._contexts)
+                if problem := audit_connections(self.endpoint, self.uses, handled) or audit_memos(
+                    self.service.entrance
+                ):
                     raise Violation(problem)
         self.world.set_faults(0)
         self.world.fail_at(0, 0)
@@ -526,6 +542,8 @@ class Simulation:
         self.oracle.asked(call.kind, at_any_time=not good)
         self.last_answer_ns = self.world.now()
         self.traces.ended(call, answered=good)
+        if good and self.oracle.status(call) == 0:
+            self.questions.heard(call)
         if call.talk is not None:
             self.books.heard(call.kind, good=good)
             self.outcome.streamed += 1
@@ -573,6 +591,7 @@ def simulate(world: World, seed: int, scale: Scale | None = None, keep: int = -1
         del simulation
         forget_shop()
         forget_door()
+        forget_remote()
         del engine_instances.threading, inferd._native.gpu.instance.threading  # type: ignore[attr-defined]
         outcome.problem = left_over(before, world)
     return outcome

@@ -62,7 +62,6 @@ ELSEWHERE = {
     "StepSpec.optional": "models have one input",
     "StepSpec.version": "models have one version",
     "SuppliedSpec.values": "what stands for no and yes changes nothing but the tensor",
-    "TensorSpec.labels": "texts beside classes",
     "TensorSpec.model_shape": "the same elements in another shape",
     "TensorSpec.optional": "models have one input",
     "TensorSpec.shape_tensor": "of TensorRT",

@@ -6,6 +6,7 @@ has one, none has two, and what a record says of its request is so.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from random import Random
 from types import SimpleNamespace
@@ -35,6 +36,44 @@ MOST_TENSOR = 1 << 20  # bytes of one that is kept
 CROWD = 1 << 31  # numbers of requests of a crowd
 FEW = 1000  # calls of a crowd, with more of which there are more records than somebody takes
 BAGGAGE = "team=blue,run=7"
+
+
+REST = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+GOOD = re.compile(rf"00{REST}|(?!00|ff)[0-9a-f]{{2}}{REST}(-.*)?")
+BAD_BAGGAGE = ("", 'a="b"', "a=b\\c")
+
+
+def malformed(trace: str, span: str) -> tuple[str, ...]:
+    """What is no traceparent, or one of a later version."""
+    good = f"00-{trace}-{span}-01"
+    return (
+        "",
+        "00-0-0-01",
+        f"ff-{trace}-{span}-01",
+        f"0x-{trace}-{span}-01",
+        f"00_{trace}-{span}-01",
+        f"00-{trace}_{span}-01",
+        f"00-{trace}-{span}_01",
+        f"00-{trace[:-1]}g-{span}-01",
+        f"00-{trace}-{span[:-1].upper()}G-01",
+        f"00-{trace}-{span}-0/",
+        f"00-{'0' * 32}-{span}-01",
+        f"00-{trace}-{'0' * 16}-01",
+        f"{good}-more",
+        f"01{good[2:]}",
+        f"cc{good[2:]}-more",
+        f"01{good[2:]}more",
+    )
+
+
+def joins(said: str) -> bool:
+    """Whether a header names a trace."""
+    return GOOD.fullmatch(said) is not None
+
+
+def is_sampled(said: str) -> bool:
+    """Whether its trace is one that is kept."""
+    return int(said[53:55], 16) % 2 == 1
 
 
 class Traces:
@@ -118,7 +157,9 @@ class Traces:
         if random.random() < 0.5:
             said.append(("baggage", BAGGAGE))
         if random.random() < 0.1:
-            said[0] = ("traceparent", random.choice(("00-0-0-01", f"ff-{trace:032x}-{span:016x}-01", "")))
+            said[0] = ("traceparent", random.choice(malformed(f"{trace:032x}", f"{span:016x}")))
+        if random.random() < 0.05 and len(said) > 1:
+            said[1] = ("baggage", random.choice(BAD_BAGGAGE))
         return tuple(said)
 
     def ended(self, call: Call, *, answered: bool) -> None:
@@ -234,17 +275,17 @@ class Traces:
     def _check_context(self, call: Call, record: Record) -> None:
         """The trace is its client's, if that has named one."""
         said = dict(call.headers).get("traceparent", "")
-        joined = said.startswith("00-") and len(said) == 55
+        joined = joins(said)
         if record["joined"] != joined:
             raise Violation(f"{call}: its trace joins '{said}': {record['joined']}")
-        if joined and f"00-{record['trace_id']}-{record['parent_id']}-" != said[:-2]:
+        if joined and f"-{record['trace_id']}-{record['parent_id']}-" != said[2:53]:
             raise Violation(f"{call}: its trace is {record['trace_id']} below {record['parent_id']}, not {said}")
 
     def _check_choice(self, call: Call, record: Record) -> None:
         """Check that the call has a record for a reason."""
         took = record["ended"] - record["arrived"]
         said = dict(call.headers).get("traceparent", "")
-        if record["joined"] and record["traced"] != said.endswith("1"):
+        if record["joined"] and record["traced"] != is_sampled(said):
             raise Violation(f"{call}: its trace is kept: {record['traced']}, and its client has said {said}")
         is_slow = self._slow_ns > 0 and (record["status"] != 0 or took > self._slow_ns)
         if record["kept"] != (record["traced"] or is_slow):
@@ -264,7 +305,7 @@ class Traces:
         if (record["cached"] and not kind.caches) or (record["shared"] and not kind.reuses):
             raise Violation(f"{call}: cached {record['cached']}, shared {record['shared']}")
         if not (kind.text or kind.decoupled or call.classes or call.region or call.lost):
-            sent = call.expected.nbytes * len(kind.factors(call.question))
+            sent = len(kind.encoded(call.expected)) * len(kind.factors(call.question))
             if record["sent"] != sent:
                 raise Violation(f"{call}: {record['sent']} bytes are sent in its record, not {sent}")
         executes = not (kind.steps or kind.splits or kind.reuses)
@@ -349,8 +390,8 @@ class Traces:
         if self._changed_ns >= call.opened_ns or not self._is_on:
             return False
         said = dict(call.headers).get("traceparent", "")
-        if said.startswith("00-") and len(said) == 55:
-            return said.endswith("1") or self._access_rate == 1
+        if joins(said):
+            return is_sampled(said) or self._access_rate == 1
         whose = [kind.name if kind.name in self._own else ""]
         if self._simulation.demand.on:
             whose.append("")  # of a model that is not there yet nobody knows a sampling

@@ -37,6 +37,28 @@ WRONG = (
     "contents",
     "cut",
     "deep",
+    "parameter",
+    "parameter",
+    "parameter",
+    "classes",
+)
+
+TRITON = "keys starting with 'triton_' are reserved for Triton usage and should not be specified, got 'triton_x'"
+# by the name of a parameter, values that it may not have, and what is expected
+MALFORMED: tuple[tuple[str, dict[str, object], str], ...] = (
+    ("sequence_id", {"bool_param": True}, "int64_param or string_param"),
+    ("sequence_id", {"double_param": 1.0}, "int64_param or string_param"),
+    ("sequence_start", {"int64_param": 1}, "bool_param"),
+    ("sequence_end", {"string_param": "true"}, "bool_param"),
+    ("priority", {"int64_param": -1}, "int64_param >= 0 or uint64_param"),
+    ("priority", {"string_param": "1"}, "int64_param >= 0 or uint64_param"),
+    ("timeout", {"uint64_param": 1}, "int64_param"),
+    ("timeout", {"bool_param": True}, "int64_param"),
+    ("triton_enable_empty_final_response", {"int64_param": 1}, "bool_param"),
+    ("odd", {"uint64_param": 1}, "int64_param, bool_param, or string_param"),
+    ("odd", {}, "int64_param, bool_param, or string_param"),
+    ("triton_x", {"bool_param": True}, TRITON),
+    ("sequence_id", {"string_param": "s" * 4097}, "'sequence_id' parameter: expected a text of at most 4096 bytes"),
 )
 
 
@@ -49,11 +71,11 @@ def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
             if call.kind.text:
                 contents.bytes_contents.extend(map(written, values))
             else:
-                getattr(contents, f"{call.kind.number.lower()}_contents").extend(values)
+                getattr(contents, call.kind.contents).extend(call.kind.typed(call.x).reshape(-1).tolist())
         if random.random() < 0.15:
             for name in call.kind.factors(call.question):
                 message.outputs.add(name=name)
-            if not (call.kind.is_coded or call.kind.decoupled) and call.x.size <= SMALL and random.random() < 0.3:
+            if call.kind.classifies and call.x.size <= SMALL and random.random() < 0.3:
                 call.classes = random.choice((1, 2, 1000))
                 message.outputs[0].parameters["classification"].int64_param = call.classes
     if random.random() < 0.1:
@@ -63,6 +85,10 @@ def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
         message.parameters["share"].double_param = random.choice((0.5, 0.1, -1e300))
         message.parameters["known"].bool_param = random.random() < 0.5
         message.parameters["count"].int64_param = random.choice((0, -1 << 63, 12))
+    if "priority" in message.parameters and random.random() < 0.3:
+        message.parameters["priority"].uint64_param = call.asked_level
+    if "timeout" not in message.parameters and random.random() < 0.03:
+        message.parameters["timeout"].int64_param = -5  # none
 
 
 def serialized(random: Random, message: pb.ModelInferRequest) -> bytes:
@@ -70,11 +96,26 @@ def serialized(random: Random, message: pb.ModelInferRequest) -> bytes:
     data = message.SerializeToString()
     if message.inputs and message.inputs[0].contents.fp64_contents and random.random() < 0.5:
         data = singly(message)
+    if message.parameters and random.random() < 0.2:
+        data = malformed_before(random, message) + data
     if "note" in message.parameters and random.random() < 0.3:  # the one that comes last counts
         again = pb.ModelInferRequest()
         again.parameters["note"].string_param = message.parameters["note"].string_param = "again"
         data += again.SerializeToString()
     return data + random.choice((UNKNOWN_FIELD, nested(DEEPEST))) if random.random() < 0.1 else data
+
+
+def malformed_before(random: Random, message: pb.ModelInferRequest) -> bytes:
+    """The bytes of parameters that are malformed, which does not matter, for each comes again behind."""
+    first = pb.ModelInferRequest()
+    for key in random.sample(sorted(message.parameters), min(2, len(message.parameters))):
+        if random.random() < 0.5:
+            first.parameters[key].double_param = 0.5 if key in OURS else float("nan")
+        if key not in ("share", *OURS) and random.random() < 0.5:
+            first.parameters[key].uint64_param = 7
+        elif key not in OURS:
+            first.parameters[key].CopyFrom(pb.InferParameter())
+    return first.SerializeToString()
 
 
 def singly(message: pb.ModelInferRequest) -> bytes:
@@ -129,7 +170,8 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
         message.model_version = "7"
         text = f"unknown model: '{call.kind.name}' version 7 is not found"
     elif what == "datatype":
-        given.datatype = random.choice(("FP32", "INT32", "NOTHING", ""))
+        others = [name for name in ("FP32", "INT32", "NOTHING", "") if name != call.kind.datatype]
+        given.datatype = random.choice(others)
         text = f"input 'x' data-type is '{given.datatype}', but {model} expects '{call.kind.datatype}'"
     elif what == "shape":
         given.shape[1] += random.randint(1, 1000)
@@ -156,6 +198,18 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
     elif what == "more":
         message.raw_input_contents.append(b"12345678")
         text = f"for {model}"
+    elif what == "parameter":
+        text = malform(random, message)
+    elif what == "classes":
+        if not message.outputs:
+            message.outputs.add(name="y")
+        asked = message.outputs[0].parameters["classification"]
+        if random.random() < 0.5:
+            asked.bool_param = True
+            text = "invalid value type for 'classification' parameter, expected int64_param"
+        else:
+            asked.int64_param = random.choice((0, -3, -1 << 63))
+            text = f"invalid value for 'classification' parameter, expected value >= 1, got {asked.int64_param}"
     elif what == "contents":
         del message.raw_input_contents[:]
         text = (
@@ -173,6 +227,15 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
     return data, f"is not a valid inference.ModelInferRequest message of {len(data)} bytes"
 
 
+def malform(random: Random, message: pb.ModelInferRequest) -> str:
+    """Give one parameter a value that it may not have; what the refusal says."""
+    key, value, text = random.choice(MALFORMED)
+    message.parameters[key].CopyFrom(pb.InferParameter(**value))  # type: ignore[arg-type]
+    if len(text) > 45:
+        return text
+    return f"invalid value type for '{key}' parameter, expected {text}"
+
+
 def _is_message(data: bytes) -> bool:
     try:
         pb.ModelInferRequest.FromString(data)
@@ -184,9 +247,9 @@ def _is_message(data: bytes) -> bool:
 def _other(random: Random, call: Call, given: pb.ModelInferRequest.InferInputTensor) -> str:
     """Give the numbers, or some of them, in a field for other ones; the name of the right field."""
     contents, values = given.contents, call.x.reshape(-1).tolist()
-    right = "bytes" if call.kind.text else call.kind.number.lower()
+    right = call.kind.contents.removesuffix("_contents")
     if random.random() < 0.3 and call.x.size <= SMALL and not call.kind.text:
-        getattr(contents, f"{right}_contents").extend(values)
+        getattr(contents, call.kind.contents).extend(call.kind.typed(call.x).reshape(-1).tolist())
     made = {"bool": [True], "int": [-3], "int64": [3], "uint": [3], "uint64": [3], "fp32": [0.5], "fp64": [0.5]}
     made["bytes"] = [b"three"]
     field = random.choice([field for field in made if field != right])

@@ -20,6 +20,7 @@ from pathlib import Path
 from tests import gpu_stub
 from tests.simulation.audit import free_kept
 from tests.simulation.hostile import cases
+from tests.simulation.secure import certificates
 from tests.simulation.simulation import Outcome, Scale, simulate
 from tests.simulation.story import Remains, Story
 from tests.simulation.world import World
@@ -106,6 +107,7 @@ class Sandbox:
         gpu_stub.load()
         self.world = World()
         cases()  # once for all
+        certificates()
         free_kept(1)  # the main thread has its lists before worlds begin
         gc.collect()
         gc.freeze()  # forks share what is there already: collections must not write to it

@@ -552,6 +552,8 @@ static struct wire {
     enum end peer, server;    /* what they have done with their ends */
     int told_broken;          /* the server has had its error */
     int shut;                 /* for writing, by the server */
+    int deaf;                 /* the same for reading */
+    int spent;                /* it was reported, and is not again until it is watched anew */
     int starved;              /* the peer had more to send than there was room for */
     int news;                 /* for the peer */
     int peer_left;            /* it has closed its end, and will not have what comes */
@@ -611,7 +613,8 @@ static uint32_t readiness(const struct wire *wire) {
     if (wire->in.size || wire->peer != OPEN) ready |= EPOLLIN;
     if (3 * room_of(&wire->out) >= wire->out.limit || wire->peer == BROKEN) ready |= EPOLLOUT;
     if (wire->peer == BROKEN) ready |= EPOLLERR | EPOLLHUP;
-    if (wire->peer == CLOSED && wire->shut) ready |= EPOLLHUP;
+    if ((wire->peer == CLOSED && wire->shut) || wire->deaf) ready |= EPOLLIN | EPOLLHUP;
+    if (wire->spent) return 0;
     return ready & (wire->events | EPOLLERR | EPOLLHUP);
 }
 
@@ -666,6 +669,7 @@ static int sim_epoll_ctl(int poll_fd, int operation, int fd, struct epoll_event 
     } else {
         wire->poll_fd = operation == EPOLL_CTL_DEL ? -1 : poll_fd;
         if (operation != EPOLL_CTL_DEL) wire->events = event->events & ~(uint32_t)EPOLLET;
+        wire->spent = 0;
     }
     if (operation == EPOLL_CTL_DEL) {
         if (place < watch_count) forget_watch(place);
@@ -700,7 +704,12 @@ static int collect(int poll_fd, struct epoll_event *events, int most) {
         events[i] = events[k];
         events[k] = other;
     }
-    return one_at_a_time && count > 1 ? 1 : count;
+    if (one_at_a_time && count > 1) count = 1;
+    for (i = 0; i < count; i++)
+        for (k = 0; k < watch_count; k++)
+            if (watches[k].poll_fd == poll_fd && watches[k].wire >= 0 && watches[k].data.u64 == events[i].data.u64)
+                wires[watches[k].wire].spent = (wires[watches[k].wire].events & EPOLLONESHOT) != 0;
+    return count;
 }
 
 /* The thread waits again: it has acted upon what it has read. */
@@ -803,6 +812,7 @@ static ssize_t sim_readv(int fd, const struct iovec *parts, int count) {
     copies_to(wire, parts, count);
     wire->reader = self;
     if (wire->fd != fd) return complain("a socket that is closed is read"), errno = EBADF, -1;
+    if (wire->deaf) return wire->saw_end = 1, 0;
     if (wire->in.size == 0) {
         if (wire->peer == OPEN) return errno = EAGAIN, -1;
         wire->saw_end = 1;
@@ -810,7 +820,7 @@ static ssize_t sim_readv(int fd, const struct iovec *parts, int count) {
         return 0;
     }
     if (chance(10)) return errno = EINTR, -1;
-    if (self != NULL) {
+    if (self != NULL && is_io(self)) {
         if (self->last != NULL && self->last != wire && !self->looked)
             complain("thread %s reads a socket by the time at which it read another one", self->name);
         self->last = wire;
@@ -877,6 +887,18 @@ static ssize_t sim_writev(int fd, const struct iovec *parts, int count) {
     return (ssize_t)total;
 }
 
+/* OpenSSL's ways to a socket, of which it has one during a handshake. */
+static ssize_t tls_read(int fd, void *data, size_t size) {
+    return wire_of(fd) != NULL ? sim_read(fd, data, size) : read(fd, data, size);
+}
+
+static ssize_t tls_write(int fd, const void *data, size_t size) {
+    struct iovec part = {(void *)data, size};
+    if (wire_of(fd) == NULL) return write(fd, data, size);
+    if (wire_of(fd)->shut) return errno = EPIPE, -1;
+    return sim_writev(fd, &part, 1);
+}
+
 static int sim_ioctl(int fd, unsigned long request, void *argument) {
     struct wire *wire = wire_of(fd);
     if (wire == NULL) return ioctl(fd, request, argument);
@@ -889,7 +911,8 @@ static int sim_shutdown(int fd, int how) {
     struct wire *wire = wire_of(fd);
     if (wire == NULL) return shutdown(fd, how);
     maybe_yield();
-    if (how != SHUT_WR) abort();
+    if (how == SHUT_RDWR) wire->deaf = 1;
+    else if (how != SHUT_WR) abort();
     if (wire->peer == BROKEN) return errno = ENOTCONN, -1;
     wire->shut = 1;
     wire->news = has_news = 1;
@@ -1247,7 +1270,10 @@ static const struct {
     const char *name;
     void *function;
     int memory; /* that may be refused, but not to the driver, which does not run out of the host's */
-} hooks[] = {
+} tls_hooks[] = {
+    {"read", tls_read, 0},
+    {"write", tls_write, 0},
+}, hooks[] = {
     {"clock_gettime", sim_clock_gettime, 0},
     {"prctl", sim_prctl, 0},
     {"pthread_mutex_lock", sim_lock, 0},
@@ -1280,10 +1306,35 @@ static const struct {
     {"munmap", sim_munmap, 1},
 };
 
-struct hooking {
-    const char *const *parts;
-    int count;
-};
+/* The random numbers of OpenSSL, of the server and of its peers, are the seed's. */
+static uint64_t tls_state = 1;
+
+static int tls_draw(unsigned char *out, int size) {
+    int i;
+    for (i = 0; i < size; i++) {
+        tls_state = tls_state * 6364136223846793005u + 1442695040888963407u;
+        out[i] = (unsigned char)(tls_state >> 56);
+    }
+    return 1;
+}
+
+static int tls_status(void) { return 1; }
+
+/* RAND_METHOD of <openssl/rand.h> */
+static struct {
+    int (*seed)(const void *, int);
+    int (*bytes)(unsigned char *, int);
+    void (*cleanup)(void);
+    int (*add)(const void *, int, double);
+    int (*pseudo)(unsigned char *, int);
+    int (*status)(void);
+} tls_random = {NULL, tls_draw, NULL, NULL, tls_draw, tls_status};
+
+static void hook_tls(void) {
+    void *library = dlopen("libcrypto.so.3", RTLD_LAZY | RTLD_NOLOAD);
+    int (*set)(const void *) = library != NULL ? (int (*)(const void *))dlsym(library, "RAND_set_rand_method") : NULL;
+    if (set != NULL) set(&tls_random);
+}
 
 static void set_entry(void **entry, void *function) {
     uintptr_t page = (uintptr_t)entry & ~(uintptr_t)(PAGE - 1);
@@ -1293,16 +1344,18 @@ static void set_entry(void **entry, void *function) {
 }
 
 static int hook_table(ElfW(Addr) base, const ElfW(Rela) *table, size_t size, const ElfW(Sym) *symbols,
-                      const char *names, int with_memory) {
+                      const char *names, int with_memory, int is_tls) {
     int count = 0;
     size_t i, k;
+    typeof(&hooks[0]) all = is_tls ? tls_hooks : hooks;
+    size_t most = is_tls ? sizeof tls_hooks / sizeof *tls_hooks : sizeof hooks / sizeof *hooks;
     for (i = 0; i < size / sizeof *table; i++) {
         const char *name = names + symbols[ELF64_R_SYM(table[i].r_info)].st_name;
         if (ELF64_R_TYPE(table[i].r_info) != R_X86_64_JUMP_SLOT && ELF64_R_TYPE(table[i].r_info) != R_X86_64_GLOB_DAT)
             continue;
-        for (k = 0; k < sizeof hooks / sizeof *hooks; k++)
-            if (strcmp(name, hooks[k].name) == 0 && (with_memory || !hooks[k].memory)) {
-                set_entry((void **)(base + table[i].r_offset), hooks[k].function);
+        for (k = 0; k < most; k++)
+            if (strcmp(name, all[k].name) == 0 && (with_memory || !all[k].memory)) {
+                set_entry((void **)(base + table[i].r_offset), all[k].function);
                 count++;
             }
     }
@@ -1319,7 +1372,9 @@ static int hook_object(struct dl_phdr_info *info, size_t size, void *context) {
     int i;
     (void)size;
     int is_driver = strstr(info->dlpi_name, "/gpu_stub/") != NULL;
-    if (strstr(info->dlpi_name, "/_native/") == NULL && strstr(info->dlpi_name, "/backends/") == NULL && !is_driver)
+    int is_tls = strstr(info->dlpi_name, "/libcrypto") != NULL;
+    if (strstr(info->dlpi_name, "/_native/") == NULL && strstr(info->dlpi_name, "/backends/") == NULL && !is_driver &&
+        !is_tls)
         return 0;
     for (i = 0; i < info->dlpi_phnum; i++)
         if (info->dlpi_phdr[i].p_type == PT_DYNAMIC) dynamic = (void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
@@ -1331,8 +1386,8 @@ static int hook_object(struct dl_phdr_info *info, size_t size, void *context) {
         if (dynamic->d_tag == DT_SYMTAB) symbols = (void *)dynamic->d_un.d_ptr;
         if (dynamic->d_tag == DT_STRTAB) names = (void *)dynamic->d_un.d_ptr;
     }
-    if (lazy != NULL) *count += hook_table(info->dlpi_addr, lazy, lazy_size, symbols, names, !is_driver);
-    if (eager != NULL) *count += hook_table(info->dlpi_addr, eager, eager_size, symbols, names, !is_driver);
+    if (lazy != NULL) *count += hook_table(info->dlpi_addr, lazy, lazy_size, symbols, names, !is_driver, is_tls);
+    if (eager != NULL) *count += hook_table(info->dlpi_addr, eager, eager_size, symbols, names, !is_driver, is_tls);
     return 0;
 }
 
@@ -1351,6 +1406,7 @@ int world_hook(void) {
     mallopt(M_TRIM_THRESHOLD, KEPT);
     mallopt(M_TOP_PAD, 1 << 20);
     hook_objects();
+    hook_tls();
     dl_iterate_phdr(hook_object, &count);
     return count;
 }
@@ -1389,6 +1445,7 @@ int world_begin(uint64_t seed, int64_t start_ns, int preempt, int spurious, int 
     joined = order_count = timer_count = polling = 0;
     seed_state = seed * 6364136223846793005u + 1442695040888963407u;
     if (seed_state == 0) seed_state = 1;
+    tls_state = seed_state;
     story = 14695981039346656037u;
     now = start_ns;
     preempt_permille = preempt;
