@@ -37,7 +37,7 @@ class TensorSpec:
 class BatchingSpec:
     """dynamic_batching of a model."""
 
-    preferred_sizes: tuple[int, ...] = ()
+    preferred_sizes: tuple[int, ...] = ()  # none: the same as the largest batch alone
     max_queue_delay_us: int = 0
     adaptive: bool = False  # wait only while that pays, and at most for the delay, if that is not 0
 
@@ -105,7 +105,7 @@ class SequenceSpec:
     max_queue_delay_us: int = 0
     min_slot_utilization: float = 0.0  # direct
     max_candidates: int = 0  # oldest: sequences at a time for each instance; 0 for max_batch_size
-    preferred_sizes: tuple[int, ...] = ()  # oldest
+    preferred_sizes: tuple[int, ...] = ()  # oldest; none: the same as the largest batch alone
     states: tuple[StateSpec, ...] = ()
     max_backlog: int = 0  # sequences that may wait for a slot; 0 for any number
     notices_end: bool = False  # the model executes once more when a sequence ends without a request with the END flag

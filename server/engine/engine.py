@@ -42,6 +42,7 @@ from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.engine.repository.folders import AMBIGUOUS, ModelFolder, check_name
 from inferd.server.engine.repository.sources import Repositories, RepositorySource
 from inferd.server.errors import Unavailable
+from inferd.server.settings import DEFAULTS
 
 log = logging.getLogger("inferd.engine")
 
@@ -80,15 +81,15 @@ class Engine:
         loader: BackendLoader,
         options: configuration.Options,
         *,
-        load_threads: int = 4,
-        strict_readiness: bool = True,
+        load_threads: int = DEFAULTS.model_load_thread_count,
+        strict_readiness: bool = DEFAULTS.strict_readiness,
         max_inflight: int | None = None,
         max_queued: int = 0,
         shared_memory: SharedMemoryPolicy | None = None,
         cache: CacheConfig = None,
         hardware: Hardware | None = None,
         control: ModelControl | None = None,
-        load_retries: int = 0,
+        load_retries: int = DEFAULTS.model_load_retry_count,
     ) -> None:
         self._repositories = Repositories(repositories)
         self._loader = loader

@@ -16,6 +16,7 @@ from inferd.server.front.interceptor import AccessInterceptor
 from inferd.server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from inferd.server.front.listeners import ListenError, ListenPolicy, UnixFile, claimed, set_access, why_not
 from inferd.server.front.tls import Credentials
+from inferd.server.settings import DEFAULTS
 
 UNLIMITED = -1
 
@@ -68,7 +69,7 @@ def channel_options(
     max_message_bytes: int | None = None,
     reuse_port: bool = False,
     policy: ConnectionPolicy = DEFAULT_POLICY,
-    compression_level: str = "none",
+    compression_level: str = DEFAULTS.grpc_infer_response_compression_level,
 ) -> tuple[tuple[str, int], ...]:
     """The options of the C core server; `max_message_bytes` limits requests and responses, None: nothing does."""
     limit = UNLIMITED if max_message_bytes is None else max_message_bytes
@@ -90,7 +91,7 @@ class GrpcioDoor:
         *,
         max_message_bytes: int | None = None,
         access: Access | None = None,
-        compression_level: str = "none",
+        compression_level: str = DEFAULTS.grpc_infer_response_compression_level,
         policy: ListenPolicy | None = None,
         connections: ConnectionPolicy = DEFAULT_POLICY,
     ) -> None:

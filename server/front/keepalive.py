@@ -12,6 +12,8 @@ import math
 import random
 from dataclasses import dataclass
 
+from inferd.server.settings import DEFAULTS
+
 THROTTLED = 60.0  # between pings, once `max_pings_without_data` have been sent
 IDLE_PING_INTERVAL = 7200.0  # between pings of clients without calls, where those are not permitted
 AGE_NOTICE = 1.0  # between announcing the end and refusing streams: calls in flight must arrive
@@ -29,17 +31,17 @@ class ConnectionPolicy:
     `max_streams` is the number of calls that one connection may have open at a time.
     """
 
-    keepalive_time: float = 7200.0
-    keepalive_timeout: float = 20.0
-    permit_without_calls: bool = True
-    max_pings_without_data: int | None = 2  # None: no limit
-    min_ping_interval: float = 10.0
-    max_ping_strikes: int | None = 2  # None: no limit
+    keepalive_time: float = DEFAULTS.grpc_keepalive_time / 1000
+    keepalive_timeout: float = DEFAULTS.grpc_keepalive_timeout / 1000
+    permit_without_calls: bool = DEFAULTS.grpc_keepalive_permit_without_calls
+    max_pings_without_data: int | None = DEFAULTS.grpc_http2_max_pings_without_data or None  # None: no limit
+    min_ping_interval: float = DEFAULTS.grpc_http2_min_recv_ping_interval_without_data / 1000
+    max_ping_strikes: int | None = DEFAULTS.grpc_http2_max_ping_strikes or None  # None: no limit
     max_age: float = math.inf
     age_grace: float = math.inf
-    handshake_timeout: float = 10.0  # until the first bytes after the client's preface
-    send_timeout: float = 30.0  # for the last bytes; bytes that the peer receives add time
-    max_streams: int = 1024
+    handshake_timeout: float = DEFAULTS.grpc_handshake_timeout / 1000  # until the first bytes behind the preface
+    send_timeout: float = DEFAULTS.grpc_send_timeout / 1000  # for the last bytes; those that the peer receives add time
+    max_streams: int = DEFAULTS.grpc_max_concurrent_streams
 
 
 class Action(enum.Enum):

@@ -24,6 +24,7 @@ from typing import Any
 
 from inferd.server.addresses import Address, Bind, TcpAddress, UnixAddress
 from inferd.server.front.tls import Credentials
+from inferd.server.settings import DEFAULTS
 
 log = logging.getLogger("inferd.front")
 
@@ -41,8 +42,8 @@ class ListenPolicy:
     """How a door listens. TLS is for TCP; a unix socket is guarded by its mode and owner."""
 
     reuse_port: bool = False  # share TCP ports with other processes (SO_REUSEPORT)
-    unix_mode: int = 0o660
-    unix_owner: str = ""  # USER, USER:GROUP or :GROUP, names or numbers; "": the process's own
+    unix_mode: int = DEFAULTS.unix_mode
+    unix_owner: str = DEFAULTS.grpc_unix_owner  # USER, USER:GROUP or :GROUP, names or numbers; "": the process's own
     credentials: Credentials | None = None
     encrypted: bool = True  # with credentials, TCP addresses have TLS unless their rules say otherwise
 

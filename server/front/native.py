@@ -48,6 +48,7 @@ from inferd.server.front.serving import serve
 from inferd.server.front.tls import Credentials
 from inferd.server.observe.metrics.service import Traffic
 from inferd.server.rpc.service import RAW, SERVICE
+from inferd.server.settings import DEFAULTS
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -123,10 +124,10 @@ class NativeDoor:
         access: Access | None = None,
         max_message_bytes: int | None = None,
         max_held_bytes: int | None = None,
-        receive_timeout: float = 30.0,
-        send_timeout: float = 30.0,
+        receive_timeout: float = DEFAULTS.grpc_receive_timeout / 1000,
+        send_timeout: float = DEFAULTS.grpc_send_timeout / 1000,
         max_decompressed_bytes: int | None = None,
-        compression_level: str = "none",
+        compression_level: str = DEFAULTS.grpc_infer_response_compression_level,
         policy: ListenPolicy | None = None,
         connections: ConnectionPolicy = DEFAULT_POLICY,
         max_connections: int | None = None,

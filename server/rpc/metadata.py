@@ -12,6 +12,7 @@ from inferd.backends.api import TensorSpec
 from inferd.server.engine.config.parameters import VERSION_LABELS
 from inferd.server.errors import InvalidArgument, NotFound, Unavailable
 from inferd.server.rpc.call import Call
+from inferd.server.settings import DEFAULTS
 from inferd_client.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ EXTENSIONS = (
 class Identity:
     """The server's name and version."""
 
-    name: str = "triton"  # the default that clients of the dialect expect
+    name: str = DEFAULTS.id
     version: str = ""
     extensions: tuple[str, ...] = EXTENSIONS
 

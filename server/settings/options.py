@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from inferd.server.addresses import Address, Bind, parse_address, parse_bind
 from inferd.server.caching import CacheConfig, parse_cache_config
@@ -24,11 +24,19 @@ from inferd.server.settings.values import (
     parse_restricted_protocols,
 )
 
+T = TypeVar("T")
+
 HELD_DIVISOR = 4
 """The part of the memory that --max-held-bytes 0 stands for: 1/HELD_DIVISOR."""
 
 CORES_PER_IO_THREAD = 4
 """--io-threads 0 stands for one thread for each so many cores that the process may use; instances need the others."""
+
+DEVICE_POOL_SIZE = 64 << 20
+"""Bytes that are pooled of a GPU which no --cuda-memory-pool-byte-size names."""
+
+DEFAULT_MAX_BATCH_SIZE = 4
+"""The default-max-batch-size of --backend-config."""
 
 SECTIONS = {
     "model_repository": "Models",
@@ -50,9 +58,9 @@ SECTIONS = {
 """The first option of each part of the list, and the part's heading."""
 
 
-def _derived(meaning: str) -> int:
-    """An option whose 0 stands for a number that a constant above decides: its text is made from the constant."""
-    made: int = dataclasses.field(default=0, metadata={"help": meaning})
+def _told(default: T, meaning: str) -> T:
+    """An option whose text has the number of a constant above."""
+    made: T = dataclasses.field(default=default, metadata={"help": meaning})
     return made
 
 
@@ -254,8 +262,11 @@ class Options:
     pinned_memory_pool_byte_size: int = 256 << 20
     """Limit of page-locked memory for copies from and to GPUs, in bytes, for each NUMA node of the host."""
 
-    cuda_memory_pool_byte_size: tuple[str, ...] = ()
-    """GPU:BYTES: limit of the memory of a GPU that is pooled for tensors, 67108864 by default; once for each GPU."""
+    cuda_memory_pool_byte_size: tuple[str, ...] = _told(
+        (),
+        f"""GPU:BYTES: limit of the memory of a GPU that is pooled for tensors, {DEVICE_POOL_SIZE} by default; once for
+        each GPU.""",
+    )
 
     # -- Connections --
 
@@ -293,9 +304,10 @@ class Options:
     grpc_max_concurrent_streams: int = 1024
     """Calls that one connection may have open at a time; with --transport grpcio at most 256."""
 
-    io_threads: int = _derived(
+    io_threads: int = _told(
+        0,
         f"""Threads that read and write the sockets of clients; 0 for one for each {CORES_PER_IO_THREAD} cores that the
-        process may use, and at least one. Not with --transport grpcio."""
+        process may use, and at least one. Not with --transport grpcio.""",
     )
 
     io_busy_poll_us: int = 0
@@ -305,10 +317,11 @@ class Options:
 
     # -- Limits of the native transport --
 
-    max_held_bytes: int = _derived(
+    max_held_bytes: int = _told(
+        0,
         f"""Bytes of requests that are not answered and of responses that are not read, over all clients. Beyond it the
         server ends calls of the clients that hold most and progress least. 0 for 1/{HELD_DIVISOR} of the memory. Not
-        with --transport grpcio."""
+        with --transport grpcio.""",
     )
 
     grpc_receive_timeout: int = 30_000
@@ -461,7 +474,7 @@ class Options:
     @property
     def default_max_batch_size(self) -> int:
         """The max_batch_size that auto-complete gives a batching model: `--backend-config=default-max-batch-size=N`."""
-        return int(self.backend_settings.get("", {}).get("default-max-batch-size", 4))
+        return int(self.backend_settings.get("", {}).get("default-max-batch-size", DEFAULT_MAX_BATCH_SIZE))
 
 
 def sections() -> Iterator[tuple[str, list[dataclasses.Field[Any]]]]:

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from inferd.backends.api import Signature, TensorSpec
+from inferd.backends.api import GpuSpec, SequenceSpec, Signature, TensorSpec
 from inferd.backends.loader import BUILTIN, PLATFORMS, backend_of_platform, model_files
 from inferd.server.engine.config.findings import Finding, error_of
 from inferd.server.engine.config.tensors import TYPE_OF, supplied_inputs
 from inferd.server.engine.pbtxt.source import NOWHERE, Source
+from inferd.server.settings import DEFAULTS
 from inferd_client.pb import model_config_pb2 as pb
 
 ENSEMBLE = "ensemble"
@@ -21,8 +22,8 @@ ENSEMBLE = "ensemble"
 # TensorFlow, too; here each instance of TensorFlow has a process and a copy of the graph to itself.
 TWO_CPU_INSTANCES = {"onnxruntime"}
 
-
-SEQUENCE_IDLE_US = 1_000_000
+SEQUENCES, GPU = SequenceSpec(), GpuSpec()
+"""Their defaults are those of configurations."""
 
 
 def identify_name(config: pb.ModelConfig, model_dir: Path, source: Source) -> None:
@@ -70,14 +71,18 @@ def fill_defaults(config: pb.ModelConfig, gpus: int = 0) -> None:
     if config.platform == ENSEMBLE:
         return  # the rest is for models that have instances
     if not config.optimization.HasField("input_pinned_memory"):
-        config.optimization.input_pinned_memory.enable = True
+        config.optimization.input_pinned_memory.enable = GPU.pinned_inputs
     if not config.optimization.HasField("output_pinned_memory"):
-        config.optimization.output_pinned_memory.enable = True
-    batching = config.dynamic_batching
-    if config.HasField("dynamic_batching") and not batching.preferred_batch_size and config.max_batch_size > 0:
-        batching.preferred_batch_size.append(config.max_batch_size)
+        config.optimization.output_pinned_memory.enable = GPU.pinned_outputs
+    if config.HasField("dynamic_batching") and not config.dynamic_batching.preferred_batch_size:
+        config.dynamic_batching.preferred_batch_size.extend(preferred_by_default(config))
     _normalise_sequences(config)
     _normalise_instances(config, gpus)
+
+
+def preferred_by_default(config: pb.ModelConfig) -> tuple[int, ...]:
+    """The preferred sizes that ModelConfig shows, as Triton does, where the configuration has none."""
+    return (config.max_batch_size,) if config.max_batch_size > 0 else ()
 
 
 def _normalise_sequences(config: pb.ModelConfig) -> None:
@@ -85,9 +90,9 @@ def _normalise_sequences(config: pb.ModelConfig) -> None:
         return
     batching = config.sequence_batching
     if not batching.max_sequence_idle_microseconds:
-        batching.max_sequence_idle_microseconds = SEQUENCE_IDLE_US
-    if batching.HasField("oldest") and not batching.oldest.preferred_batch_size and config.max_batch_size > 0:
-        batching.oldest.preferred_batch_size.append(config.max_batch_size)
+        batching.max_sequence_idle_microseconds = SEQUENCES.max_idle_us
+    if batching.HasField("oldest") and not batching.oldest.preferred_batch_size:
+        batching.oldest.preferred_batch_size.extend(preferred_by_default(config))
 
 
 def _normalise_instances(config: pb.ModelConfig, gpus: int) -> None:
@@ -173,8 +178,6 @@ def _platform_backend(config: pb.ModelConfig, source: Source) -> str:
 
 ModelTensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 
-DEFAULT_MAX_BATCH_SIZE = 4
-
 
 class Tensors(Protocol):
     """The inputs or the outputs of a configuration."""
@@ -199,7 +202,7 @@ def complete(
     config: pb.ModelConfig,
     signature: Signature,
     source: Source = NOWHERE,
-    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    default_max_batch_size: int = DEFAULTS.default_max_batch_size,
 ) -> frozenset[str]:
     """Fill in, in place and as Triton does: tensors, the largest batch of a model that can batch, dynamic batching.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from inferd.backends.api import SequenceSpec
 from inferd.server.engine.config.findings import Finding
 from inferd_client.pb import model_config_pb2 as pb
 
@@ -208,7 +209,7 @@ PARAMETERS = (
     ),
     ModelParameter(
         "sequence_drain_seconds",
-        300,
+        SequenceSpec().drain_seconds,
         "how long live sequences may continue after their version is replaced or unloaded; 0 ends them at once. See "
         "[repository.md](repository.md#sequences)",
         count,

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-from inferd.server.engine.config.completion import DEFAULT_MAX_BATCH_SIZE, fill_defaults, identify
+from inferd.server.engine.config.completion import fill_defaults, identify
 from inferd.server.engine.config.ensemble import is_ensemble
 from inferd.server.engine.config.files import check_paths
 from inferd.server.engine.config.findings import Finding, raise_any
@@ -26,6 +26,7 @@ from inferd.server.engine.pbtxt.source import FieldPath, Source
 from inferd.server.engine.pbtxt.variables import Variables
 from inferd.server.engine.repository.folders import CONFIG_FILE, NAMED_CONFIGS, ModelFolder, select_versions
 from inferd.server.errors import ConfigError
+from inferd.server.settings import DEFAULTS
 from inferd_client.pb import model_config_pb2 as pb
 
 
@@ -35,7 +36,7 @@ class Options:
 
     auto_complete: bool = True
     config_name: str = ""  # prefer configs/<config_name>.pbtxt
-    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+    default_max_batch_size: int = DEFAULTS.default_max_batch_size
     gpus: int = 0  # how many there are
     variables: Variables = NO_VARIABLES  # environment variables that configurations may use
 

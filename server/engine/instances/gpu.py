@@ -7,17 +7,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
 
 from inferd._native.cuda import driver
 from inferd._native.cuda.device import Device, device
 from inferd._native.cuda.driver import CudaError
 from inferd._native.cuda.memory import DevicePool, PageLocked
+from inferd.server.settings import DEFAULTS, DEVICE_POOL_SIZE
 
 log = logging.getLogger("inferd.cuda")
-
-PINNED_POOL_SIZE: Final = 256 << 20
-DEVICE_POOL_SIZE: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +28,8 @@ class GpuPolicy:
         load_limits: fractions of the memory, by device: no model is loaded on a device with more memory in use.
     """
 
-    library: str = driver.DEFAULT_LIBRARY
-    pinned_size: int = PINNED_POOL_SIZE
+    library: str = DEFAULTS.cuda_driver
+    pinned_size: int = DEFAULTS.pinned_memory_pool_byte_size
     pool_sizes: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     load_limits: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -67,7 +64,7 @@ class Gpus:
         try:
             driver.load(self._policy.library)
         except driver.CudaUnavailable as error:
-            log.log(logging.INFO if self._policy.library == driver.DEFAULT_LIBRARY else logging.WARNING, "%s", error)
+            log.log(logging.INFO if self._policy.library == DEFAULTS.cuda_driver else logging.WARNING, "%s", error)
             return 0
         count = driver.device_count()
         for ordinal in range(count):

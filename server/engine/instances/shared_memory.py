@@ -34,6 +34,7 @@ from inferd.server.errors import (
     Unimplemented,
     system_says,
 )
+from inferd.server.settings import DEFAULTS
 
 __all__ = ["CUDA", "SYSTEM", "SharedMemory", "SharedMemoryPolicy", "User"]
 
@@ -66,11 +67,11 @@ class SharedMemoryPolicy:
         max_copied: bytes of one input that are copied out of a region.
     """
 
-    shared: bool = False
-    access: Literal["auto", "copy", "map", "none"] = "auto"
+    shared: bool = DEFAULTS.allow_client_shm
+    access: Literal["auto", "copy", "map", "none"] = DEFAULTS.client_shm_access
     prefixes: tuple[str, ...] = ()
-    max_regions: int = 1024
-    max_byte_size: int = 64 << 30
+    max_regions: int = DEFAULTS.client_shm_max_regions
+    max_byte_size: int = DEFAULTS.client_shm_max_byte_size
     user_regions: int | None = None
     user_byte_size: int | None = None
     max_copied: int = MOST_COPIED

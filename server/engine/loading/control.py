@@ -15,6 +15,7 @@ from inferd.server.engine.loading.candidates import Failure
 from inferd.server.engine.loading.lifecycle import Lifecycle
 from inferd.server.engine.repository.sources import Repositories
 from inferd.server.errors import ServerError
+from inferd.server.settings import DEFAULTS
 
 log = logging.getLogger("inferd.repository")
 
@@ -47,7 +48,7 @@ class ModelControl:
 
     mode: ControlMode = ControlMode.NONE
     load: tuple[str, ...] = ()
-    poll_seconds: float = 15.0
+    poll_seconds: float = DEFAULTS.repository_poll_secs
     budget: int | None = None
 
     def at_start(self, present: Iterable[str]) -> tuple[str, ...]:

@@ -16,11 +16,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from inferd.server.errors import ConfigError
+from inferd.server.settings import DEFAULTS
 
 log = logging.getLogger("inferd.config")
-
-USUAL = ("MODEL_*",)
-"""The variables that configurations may use by default."""
 
 SECRETS = re.compile(r"SECRET|TOKEN|PASS|KEY|CREDENTIAL|AUTH|COOKIE|PRIVATE|DSN|SIGNATURE", re.IGNORECASE)
 """Parts of the names of secrets."""
@@ -48,7 +46,7 @@ class Variables:
         environment: of the server.
     """
 
-    allowed: Sequence[str] = USUAL
+    allowed: Sequence[str] = DEFAULTS.config_variable
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def fill(self, text: str, path: Path) -> str:
