@@ -6,7 +6,7 @@ It is Triton's (`GetDynamicBatch` in "dynamic_batch_scheduler.cc"):
   `max_batch_size` or has other shapes or inputs. A policy never reorders and never splits (a queue may, behind it).
 * Before the delay is over, and always if there is no delay, the longest prefix of the candidates whose rows are a
   preferred size goes. If there is no such prefix, but one of the candidates would exceed the largest preferred size,
-  those before it go. The preferred size is `max_batch_size` when the configuration names none.
+  those before it go. The preferred size is `max_batch_size` when the configuration names none (preferred.pxd).
 * A request with a deadline does not wait for others until its time is over: all candidates go so early that such a
   batch ends an eighth of the request's time before the deadline. The time that a request may wait in the queue shortens
   an adaptive delay in the same way, but not a fixed one: the operator has configured both.

@@ -9,20 +9,21 @@ cdef struct Preferred:
     uint32_t sizes[MAX_PREFERRED]    # ascending
     uint32_t count
     uint32_t largest
-    bint named               # by the configuration; otherwise the largest batch is the only preferred one
+    bint named               # False: the largest batch, for which every batch waits anyway, is the only preferred size
 
 
-# Read the sizes of a specification; ValueError if there are more than are served.
+# Read the sizes of a specification; none, and Triton's default of max_batch_size, mean the same. ValueError if there
+# are more than are served.
 cdef inline int preferred_set(Preferred *preferred, object sizes, uint32_t max_rows) except -1:
-    if len(sizes) > MAX_PREFERRED:
-        raise ValueError(f"{len(sizes)} preferred batch sizes, at most {MAX_PREFERRED} are served")
-    preferred.named = bool(sizes)
+    cdef list ascending = sorted(set(sizes)) or [max_rows]
+    if len(ascending) > MAX_PREFERRED:
+        raise ValueError(f"{len(ascending)} preferred batch sizes, at most {MAX_PREFERRED} are served")
+    preferred.named = ascending != [max_rows]
     preferred.count = 0
-    preferred.largest = 0
-    for size in sorted(sizes) or (max_rows,):
+    for size in ascending:
         preferred.sizes[preferred.count] = size
-        preferred.largest = max(preferred.largest, preferred.sizes[preferred.count])
         preferred.count += 1
+    preferred.largest = preferred.sizes[preferred.count - 1]
     return 0
 
 

@@ -185,6 +185,26 @@ def test_largest_preferred_prefix_goes_first():
     assert probe.take(10) == [8, 9, 10, 11]
 
 
+@pytest.mark.parametrize("delay_us", [0, 1000])
+@pytest.mark.parametrize("preferred", [(), (4,), (4, 4)])
+def test_the_largest_batch_alone_is_no_preference(preferred, delay_us):
+    """Guards that no preferred size, and Triton's default of max_batch_size, mean the same: batches go as full."""
+    probe = probe_of(Policy(True, 4, preferred, delay_us))
+    for tag, rows in enumerate((1, 3, 3, 2)):
+        probe.push(tag, rows, 0)
+    assert (probe.take(0), probe.why) == ([0, 1], "full")
+    assert (probe.take(0), probe.why) == ([2], "full")
+    assert (probe.take(delay_us * 1000), probe.why) == ([3], "delay over" if delay_us else "no delay")
+
+
+def test_preferred_sizes_may_come_in_any_order_and_twice():
+    probe = probe_of(Policy(True, 16, (8, 4, 8), 1000))
+    for tag in range(11):
+        probe.push(tag, 1, 0)
+    assert (probe.take(0), probe.why) == (list(range(8)), "preferred size")
+    assert (probe.take(0), probe.wake) == ([], (1_000_000, 4))
+
+
 def test_a_request_that_does_not_fit_sends_those_before_it():
     probe = probe_of(Policy(True, 4, (), 1000))
     probe.push(1, 3, 0)

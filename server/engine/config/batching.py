@@ -16,16 +16,6 @@ from inferd.server.engine.config.tensors import NAME_OF, SIZE_OF
 from inferd.server.engine.pbtxt.source import FieldPath
 from inferd_client.pb import model_config_pb2 as pb
 
-
-def named_sizes(sizes: Iterable[int], largest: int) -> tuple[int, ...]:
-    """The preferred sizes in ascending order; none if max_batch_size is the only one.
-
-    A batch waits for max_batch_size anyway. As the only preferred size, as in Triton's default, it has no effect.
-    """
-    named = sorted(set(sizes))
-    return () if named == [largest] else tuple(named)
-
-
 MAX_LEVELS = 256
 
 OF_SEQUENCES = ("max_queue_size", "default_timeout_microseconds")

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from inferd.backends.api import SequenceSpec, StateSpec
-from inferd.server.engine.config.batching import named_sizes
 from inferd.server.engine.config.findings import Finding
 from inferd.server.engine.config.parameters import of_server, wrong
 from inferd.server.engine.config.tensors import END_REASON, NAME_OF, SIZE_OF
@@ -237,7 +236,7 @@ def sequence_spec(config: pb.ModelConfig, model_dir: Path, source: Source) -> Se
         max_queue_delay_us=strategy.max_queue_delay_microseconds,
         min_slot_utilization=batching.direct.minimum_slot_utilization,
         max_candidates=batching.oldest.max_candidate_sequences,
-        preferred_sizes=named_sizes(batching.oldest.preferred_batch_size, config.max_batch_size),
+        preferred_sizes=tuple(batching.oldest.preferred_batch_size),
         states=tuple(
             _state_spec(state, model_dir, source.at(*ROOT, "state", index, "initial_state"))
             for index, state in enumerate(batching.state)

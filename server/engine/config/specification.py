@@ -16,7 +16,7 @@ from inferd.backends.api import (
     ResourceSpec,
     TensorSpec,
 )
-from inferd.server.engine.config.batching import named_sizes, queue_spec
+from inferd.server.engine.config.batching import queue_spec
 from inferd.server.engine.config.ensemble import ensemble_spec
 from inferd.server.engine.config.parameters import of_backend, of_server
 from inferd.server.engine.config.sequences import broken_sequence_rules, sequence_spec
@@ -123,8 +123,7 @@ def _batching(config: pb.ModelConfig) -> BatchingSpec | None:
         return None
     batching = config.dynamic_batching
     adaptive = of_server(config)["adaptive_queue_delay"]
-    sizes = named_sizes(batching.preferred_batch_size, config.max_batch_size)
-    return BatchingSpec(sizes, batching.max_queue_delay_microseconds, adaptive=adaptive)
+    return BatchingSpec(tuple(batching.preferred_batch_size), batching.max_queue_delay_microseconds, adaptive=adaptive)
 
 
 def instance_specs(config: pb.ModelConfig) -> list[InstanceSpec]:

@@ -19,7 +19,7 @@ def test_nothing_written_and_a_model_that_batches(prepared) -> None:
     assert found.spec.max_batch_size == 4
     assert found.spec.inputs == BATCHING.inputs
     assert found.spec.outputs == BATCHING.outputs
-    assert found.spec.batching == BatchingSpec()
+    assert found.spec.batching == BatchingSpec((4,))
     assert found.config.dynamic_batching.preferred_batch_size == [4]
 
 

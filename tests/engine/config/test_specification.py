@@ -30,7 +30,7 @@ def test_everything_arrives(prepared, model_dir: Path) -> None:
     assert found.max_batch_size == 8
     assert found.inputs == (TensorSpec("a", "BYTES", (-1, 2), optional=True),)
     assert found.outputs == (TensorSpec("y", "BF16", (4,), labels=("cat", "dog", "", "four")),)
-    assert found.batching == BatchingSpec((2, 4), 250)
+    assert found.batching == BatchingSpec((4, 2), 250)
     assert found.instances == (
         InstanceSpec("m_0_0", "CPU"),
         InstanceSpec("m_0_1", "CPU"),
@@ -77,8 +77,10 @@ def test_instances_without_a_group(prepared, io: str) -> None:
     assert found.graph_level is None
 
 
-@pytest.mark.parametrize(("written", "sizes"), [("", ()), ("8", ()), ("2", (2,)), ("8, 2", (2, 8))])
-def test_the_largest_batch_alone_is_no_preference(prepared, io: str, written: str, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("written", "sizes"), [("", (8,)), ("8", (8,)), ("2", (2,)), ("8, 2", (8, 2))])
+def test_preferred_sizes_arrive_as_model_config_shows_them(
+    prepared, io: str, written: str, sizes: tuple[int, ...]
+) -> None:
     text = f"dynamic_batching {{ preferred_batch_size: [ {written} ] }}"
     assert prepared(HEAD + text + io).spec.batching == BatchingSpec(sizes)
 
