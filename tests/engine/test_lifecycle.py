@@ -19,6 +19,7 @@ from inferd.backends.api import BackendError
 from inferd.server.engine.config import Options, config_from_json
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
+from inferd.server.engine.repository.sources import FolderSource
 from inferd.server.errors import ConfigError, InvalidArgument, ServerError, Status, Unavailable
 from tests.engine import serving as puppets
 from tests.engine.serving import (
@@ -778,6 +779,58 @@ async def test_what_a_poll_finds(tmp_path):
         assert (await infer(engine, request("n", x=row(1)))).text.startswith("Request for unknown model: 'n'")
         await until(lambda: ("n", "1") not in states(engine))
         assert engine.ready
+
+
+class Store(FolderSource):
+    """A repository that can be out of reach."""
+
+    reachable = True
+
+    def look(self, watch):
+        self.reach()
+        return super().look(watch)
+
+    def find(self, name):
+        self.reach()
+        return super().find(name)
+
+    def reach(self):
+        if not self.reachable:
+            raise ConfigError(f"{self}: it cannot be reached")
+
+
+async def test_a_repository_out_of_reach_does_not_stop_the_polls_of_others(tmp_path):
+    """Its models stay, and those of the others come, change and go. Without any in reach, the poll says so."""
+    near, far = tmp_path / "near", Store(tmp_path / "far")
+    for name in ("near/m", "near/leaves", "far/n"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(CONFIG)
+    loader = Loader(dict.fromkeys(("m", "leaves", "n", "comes"), echo))
+    engine = Engine([near, far], loader, Options(), control=ModelControl(ControlMode.POLL, poll_seconds=3600))
+    try:
+        assert await engine.start() == []
+        first = {name: engine.model(name) for name in ("m", "n")}
+        far.reachable = False
+        change(near)
+        (tmp_path / "far" / "n" / "1" / "weights").touch()
+        shutil.rmtree(near / "leaves")
+        (near / "comes" / "1").mkdir(parents=True)
+        (near / "comes" / "config.pbtxt").write_text(CONFIG)
+        await poll(engine)
+        assert engine.model("m") is not first["m"]
+        assert engine.model("comes").ready
+        assert not engine.versions("leaves")
+        assert engine.model("n") is first["n"]
+        far.reachable = True
+        await poll(engine)
+        assert engine.model("n") is not first["n"]
+        near.rename(tmp_path / "elsewhere")
+        far.reachable = False
+        with pytest.raises(ConfigError):
+            await poll(engine)
+        assert engine.model("m").ready
+    finally:
+        await engine.close()
 
 
 async def test_a_poll_that_is_disturbed_is_made_up_for(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ from inferd.server.engine.repository.folders import (
 from inferd.server.engine.repository.remote.hub import HUB, download, name_of
 from inferd.server.engine.repository.remote.mirror import CloudSource
 from inferd.server.engine.repository.remote.stores import SCHEMES
-from inferd.server.errors import ConfigError, Exhausted
+from inferd.server.errors import ConfigError, Exhausted, ServerError
 from inferd_client.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.repository")
@@ -276,6 +276,7 @@ class Repositories:
 
     def __init__(self, sources: Iterable[RepositorySource | Path]) -> None:
         self.unreached: set[str] | None = None  # models that could not be fetched lately; None: not recorded
+        self._seen: dict[RepositorySource, dict[str, object]] = {}  # the last look at each source that could be read
         paths: set[str] = set()
         self._sources: list[RepositorySource] = []
         for source in sources:
@@ -307,32 +308,54 @@ class Repositories:
     def look(self, watch: Watch) -> dict[str, object]:
         """The present state of each model of all sources, another one whenever the model has changed.
 
+        A source that cannot be read now counts as it was at the last look, and the log says so.
+
         Args:
             watch: ends the look early.
 
         Raises:
-            ConfigError, Exhausted: a source cannot be read.
+            ConfigError, Exhausted: no source can be read now, or one could not be read at the first look either.
             InterruptedError: `watch` was told to end.
         """
+        errors: list[ServerError] = []
+        for source in self._sources:
+            try:
+                self._seen[source] = source.look(watch)
+            except (ConfigError, Exhausted) as error:
+                if source not in self._seen:
+                    raise
+                errors.append(error)
+        if errors and len(errors) == len(self._sources):
+            raise errors[0]
+        for each in errors:
+            log.error("%s; its models stay as they are", each)
         found: dict[str, object] = {}
         for source in self._sources:
-            for name, state in source.look(watch).items():
+            for name, state in self._seen[source].items():
                 found[name] = (found[name], state) if name in found else state
         return found
 
     def find(self, name: str) -> ModelFolder | None:
         """The model of this name, with the problem AMBIGUOUS if two sources have it; None if none has.
 
+        A source that cannot be read now, and had no such model at the last look, has none.
+
         Raises:
             ConfigError: the model cannot be fetched now.
             Exhausted: the server has no descriptor or no memory to look at it.
         """
-        try:
-            found = [folder for source in self._sources if (folder := source.find(name)) is not None]
-        except ConfigError:
-            if self.unreached is not None:
-                self.unreached.add(name)
-            raise
+        found: list[ModelFolder] = []
+        for source in self._sources:
+            try:
+                folder = source.find(name)
+            except ConfigError:
+                if (seen := self._seen.get(source)) is not None and name not in seen:
+                    continue
+                if self.unreached is not None:
+                    self.unreached.add(name)
+                raise
+            if folder is not None:
+                found.append(folder)
         if self.unreached is not None:
             self.unreached.discard(name)
         return replace(found[0], problem=AMBIGUOUS) if len(found) > 1 else found[0] if found else None
