@@ -11,14 +11,16 @@ cdef extern from *:
         size_t size;
         uint8_t *data;
         int broken;
+        unsigned frees;
     } inferd_mapping;
     """
     ctypedef struct Mapping "inferd_mapping":
         # Never moved or freed, because a signal handler walks over all of them.
         uint8_t *start       # page-aligned; NULL: not in use. Atomic.
-        size_t size          # in bytes, from `start` on
+        size_t size          # in bytes, from `start` on; atomic
         uint8_t *data        # the address of the bytes that were asked for
         int broken           # atomic
+        unsigned int frees   # mappings that have left this place; atomic
 
 # Install the handler of SIGBUS, unless it is there. To be called before each use of mappings. False: see errno.
 cdef bint mapping_guard() noexcept nogil

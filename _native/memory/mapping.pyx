@@ -31,15 +31,28 @@ cdef extern from *:
         return __atomic_load_n(&mapping->start, __ATOMIC_ACQUIRE);
     }
 
-    /* Puts zeros where the address lies in one of the mappings. It runs in a handler: nothing but system calls. */
+    /* Reads the start and the size of one mapping; 0 if there is none, or another one takes the place meanwhile. */
+    static int inferd_extent(const inferd_mapping *mapping, uint8_t **start, size_t *size) {
+        unsigned frees = __atomic_load_n(&mapping->frees, __ATOMIC_ACQUIRE);
+        *start = inferd_start(mapping);
+        *size = __atomic_load_n(&mapping->size, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        return *start && __atomic_load_n(&mapping->frees, __ATOMIC_RELAXED) == frees;
+    }
+
+    /* Puts zeros where the address lies in one of the mappings. It runs in a handler: nothing but system calls. While
+       it looks, other threads map and unmap. The mapping with the address stays, because the thread that accesses it
+       has a reference. A place that changes is another mapping's: the start of the one before with the size of the one
+       after might reach to the address, and the zeros would replace what lies there. */
     static int inferd_patch(uintptr_t address) {
         int used = __atomic_load_n(&inferd_mappings_used, __ATOMIC_ACQUIRE);
+        uint8_t *start;
+        size_t size;
         for (int i = 0; i < used; i++) {
             inferd_mapping *mapping = &inferd_mappings[i];
-            uint8_t *start = inferd_start(mapping);
-            if (!start || address - (uintptr_t)start >= mapping->size) continue;
+            if (!inferd_extent(mapping, &start, &size) || address - (uintptr_t)start >= size) continue;
             __atomic_store_n(&mapping->broken, 1, __ATOMIC_RELEASE);  /* before any thread can read the zeros */
-            return mmap(start, mapping->size, PROT_READ | PROT_WRITE,
+            return mmap(start, size, PROT_READ | PROT_WRITE,
                         MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED;
         }
         return 0;
@@ -107,10 +120,17 @@ cdef extern from *:
         return &inferd_mappings[i];
     }
 
-    static void inferd_publish(inferd_mapping *mapping, void *start) {
+    static void inferd_publish(inferd_mapping *mapping, void *start, size_t size) {
         int used = (int)(mapping - inferd_mappings) + 1;
+        __atomic_store_n(&mapping->size, size, __ATOMIC_RELAXED);
         __atomic_store_n(&mapping->start, (uint8_t *)start, __ATOMIC_RELEASE);
         if (used > inferd_mappings_used) __atomic_store_n(&inferd_mappings_used, used, __ATOMIC_RELEASE);
+    }
+
+    static void inferd_withdraw(inferd_mapping *mapping) {
+        __atomic_store_n(&mapping->frees, mapping->frees + 1, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_RELEASE);  /* whoever reads what is written from here on reads this, too */
+        __atomic_store_n(&mapping->start, NULL, __ATOMIC_RELAXED);
     }
 
     static inline int inferd_is_set(const int *flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
@@ -120,7 +140,8 @@ cdef extern from *:
     int catch_sigbus "inferd_catch_sigbus"() noexcept nogil
     void *map_shared "inferd_map_shared"(int fd, uint64_t offset, size_t size, bint writable) noexcept nogil
     Mapping *free_place "inferd_free_place"() noexcept nogil
-    void publish "inferd_publish"(Mapping *mapping, void *start) noexcept nogil
+    void publish "inferd_publish"(Mapping *mapping, void *start, size_t size) noexcept nogil
+    void withdraw "inferd_withdraw"(Mapping *mapping) noexcept nogil
     bint is_set "inferd_is_set"(const int *flag) noexcept nogil
     size_t page_size "inferd_page"() noexcept nogil
     int munmap(void *start, size_t size) noexcept nogil
@@ -150,9 +171,8 @@ cdef Mapping *mapping_new(int fd, uint64_t offset, size_t size, bint writable) n
     lock(&guard)
     mapping = free_place()
     if mapping != NULL:
-        mapping.size = inside + size
         mapping.data = start + inside
-        publish(mapping, start)
+        publish(mapping, start, inside + size)
     unlock(&guard)
     if mapping == NULL:
         munmap(start, inside + size)
@@ -163,7 +183,7 @@ cdef void mapping_free(Mapping *mapping) noexcept nogil:
     cdef uint8_t *start = mapping.start
     cdef size_t size = mapping.size
     lock(&guard)
-    publish(mapping, NULL)  # first: after munmap another mapping may get the addresses
+    withdraw(mapping)       # first: after munmap another mapping may get the addresses
     unlock(&guard)
     munmap(start, size)
 
