@@ -12,12 +12,27 @@ from inferd._native.protobuf.datatype cimport DT_UINT8, DT_UINT64, Datatype, dat
 
 cdef extern from *:
     """
+    #include <locale.h>
     #define INFERD_SIGN_BIT 0x8000000000000000ULL
+
+    static locale_t inferd_plain;       /* numbers with a decimal point, whatever locale a model sets */
+    static int inferd_plain_init(void) {
+        inferd_plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+        return inferd_plain ? 0 : -1;
+    }
     """
     const uint64_t SIGN_BIT "INFERD_SIGN_BIT"
+    ctypedef void *locale_t
+    locale_t plain "inferd_plain"
+    int plain_init "inferd_plain_init"() noexcept nogil
+    locale_t uselocale(locale_t locale) noexcept nogil      # of this thread; returns the one before
 
 cdef enum:
     VALUE_ROOM = 352        # the longest value: -DBL_MAX with 309 digits, a point and six decimals
+
+
+if plain_init():
+    raise MemoryError
 
 
 cdef struct Row:
@@ -175,6 +190,30 @@ cdef size_t class_size(const Row *row, uint32_t index, const Str *labels, size_t
     return 4 + format_class(row, index, text) + label_room(labels, label_count, index)
 
 
+cdef ClassifyResult write_all(Row *row, size_t rows, size_t elements, const Candidate *top, uint32_t k,
+                              const Str *labels, size_t label_count, Block **out, size_t *out_size) noexcept nogil:
+    """Write the k best elements of all rows."""
+    cdef size_t size = 0
+    cdef size_t r
+    cdef uint32_t i
+    cdef const uint8_t *data = row.data
+    for r in range(rows):
+        row.data = data + r * elements * row.width
+        for i in range(k):
+            size += class_size(row, top[r * k + i].index, labels, label_count)
+    cdef Block *block = block_take(size)
+    if block == NULL:
+        return CLASSIFY_NO_MEMORY
+    cdef uint8_t *p = block.data
+    for r in range(rows):
+        row.data = data + r * elements * row.width
+        for i in range(k):
+            p = write_class(row, top[r * k + i].index, labels, label_count, p)
+    out[0] = block
+    out_size[0] = size
+    return CLASSIFY_OK
+
+
 cdef ClassifyResult classify(const uint8_t *data, Datatype datatype, size_t rows, size_t elements, uint32_t k,
                              const Str *labels, size_t label_count, Block **out, size_t *out_size) noexcept nogil:
     if not is_classifiable(datatype):
@@ -190,27 +229,16 @@ cdef ClassifyResult classify(const uint8_t *data, Datatype datatype, size_t rows
     cdef Candidate *top = <Candidate *>malloc((rows * k + 1) * sizeof(Candidate))
     if top == NULL:
         return CLASSIFY_NO_MEMORY
-    cdef size_t size = 0
     cdef size_t r
-    cdef uint32_t i
     for r in range(rows):
         row.data = data + r * elements * row.width
         select_top(&row, elements, top + r * k, k)
-        for i in range(k):
-            size += class_size(&row, top[r * k + i].index, labels, label_count)
-    cdef Block *block = block_take(size)
-    if block == NULL:
-        free(top)
-        return CLASSIFY_NO_MEMORY
-    cdef uint8_t *p = block.data
-    for r in range(rows):
-        row.data = data + r * elements * row.width
-        for i in range(k):
-            p = write_class(&row, top[r * k + i].index, labels, label_count, p)
+    row.data = data
+    cdef locale_t before = uselocale(plain)
+    cdef ClassifyResult result = write_all(&row, rows, elements, top, k, labels, label_count, out, out_size)
+    uselocale(before)
     free(top)
-    out[0] = block
-    out_size[0] = size
-    return CLASSIFY_OK
+    return result
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """The classification extension against a model in numpy."""
 
+import os
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +17,9 @@ DTYPES = {
     "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
     "FP32": "<f4", "FP64": "<f8",
 }  # fmt: skip
+
+COMMA = struct.pack("<8I4s2I", 0x20031114, 6, 32, 34, 35, 36, 40, 44, b",", ord(","), 0) + b"ASCII\0"
+"""glibc's LC_NUMERIC of a locale with a decimal comma: the offsets of its six fields, and these."""
 
 
 def order(row: np.ndarray) -> list[int]:
@@ -109,3 +115,24 @@ def test_random_tensors(data, dtype):
     k = data.draw(st.integers(0, elements + 2))
     labels = data.draw(st.lists(st.text(max_size=5), max_size=elements + 1))
     assert ours(array, k, labels) == texts(array, k, labels)
+
+
+def test_numbers_have_a_decimal_point_in_every_locale(tmp_path):
+    """A model may set a locale for the whole process; clients parse the texts."""
+    (tmp_path / "comma").mkdir()
+    (tmp_path / "comma" / "LC_NUMERIC").write_bytes(COMMA)
+    code = """
+import locale, struct
+from inferd._native.tensors.classify import classify_tensor
+locale.setlocale(locale.LC_NUMERIC, "comma")
+text = classify_tensor(struct.pack("<d", 1.5), "FP64", 1, 1, 1)
+print(locale.format_string("%f", 1.5), text[4:].decode(), locale.format_string("%f", 1.5))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LOCPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["1,500000", "1.500000:0", "1,500000"]
