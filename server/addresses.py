@@ -113,12 +113,13 @@ class Bind:
         return f"{self.address}{self.rules}"
 
 
-def parse_address(text: str, port: int) -> Address:
+def parse_address(text: str, port: int, option: str = "grpc-address") -> Address:
     """`HOST`, `HOST:PORT`, `[IPV6]:PORT`, a bare IPv6 address, `unix:PATH` or `unix://PATH`.
 
     Args:
         text: the address.
         port: the port where it names none.
+        option: the option that has the address, for errors.
 
     Raises:
         SettingsError: the text has another form, or the port is not valid.
@@ -126,16 +127,16 @@ def parse_address(text: str, port: int) -> Address:
     if text.startswith("unix:"):
         path = text.removeprefix("unix:").removeprefix("//")
         if not path or "\0" in path or len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-            raise SettingsError(f"grpc-address: expected unix:PATH of 1 to {LONGEST_SOCKET_PATH} bytes, got {text!r}")
+            raise SettingsError(f"{option}: expected unix:PATH of 1 to {LONGEST_SOCKET_PATH} bytes, got {text!r}")
         return UnixAddress(path)
     if _is_ipv6(text):
         return TcpAddress(text, port)
     found = re.fullmatch(r"(?:\[(?P<ipv6>[^\[\]/]+)\]|(?P<host>[^:\[\]/]+))(?::(?P<port>\d{1,5}))?", text)
     if found is None or (found["ipv6"] and not _is_ipv6(found["ipv6"])):
-        raise SettingsError(f"grpc-address: expected HOST, HOST:PORT, [IPV6]:PORT or unix:PATH, got {text!r}")
+        raise SettingsError(f"{option}: expected HOST, HOST:PORT, [IPV6]:PORT or unix:PATH, got {text!r}")
     number = int(found["port"]) if found["port"] else port
     if number > 65535:
-        raise SettingsError(f"grpc-address: expected a port of 0 to 65535, got {text!r}")
+        raise SettingsError(f"{option}: expected a port of 0 to 65535, got {text!r}")
     return TcpAddress(found["ipv6"] or found["host"], number)
 
 

@@ -459,7 +459,7 @@ class Options:
     @property
     def metrics_bind(self) -> Address:
         """`metrics_address`, parsed."""
-        return parse_address(self.metrics_address, self.metrics_port)
+        return parse_address(self.metrics_address, self.metrics_port, "metrics-address")
 
     @property
     def tracing(self) -> TraceConfig:
