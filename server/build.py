@@ -101,8 +101,22 @@ def stale_sources() -> str:
     return "the native extensions were built from other sources than those that lie here: build them with 'make build'"
 
 
+def _is_of_an_import(error: BaseException) -> bool:
+    """Whether it was raised while a module was imported: by code of the module itself, or as an extension began."""
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_name
+        if name == "<module>" or name.startswith("init "):  # so Cython calls the beginning of an extension
+            return True
+        trace = trace.tb_next
+    return isinstance(error, ImportError)
+
+
 def explained(error: BaseException) -> str:
-    """An explanation of an import error that the build or the installation has caused; empty for any other error."""
+    """An explanation of an import error that the build or the installation has caused; empty for any other error.
+
+    An error of another origin gets a note if the extensions are stale, which may be its cause.
+    """
     if type(error).__module__.startswith("google.protobuf."):  # its check of generated code
         return (
             f"protobuf does not fit the packages that need it: '{sys.executable} -m pip check' names those, and "
@@ -117,7 +131,9 @@ def explained(error: BaseException) -> str:
             f"'{sys.executable} -m pip check' lists what is missing"
         )
     if stale := stale_sources():
-        return stale
+        if _is_of_an_import(error):
+            return stale
+        error.add_note(f"inferd: {stale}")
     if not isinstance(error, ImportError) or not name.startswith("inferd._native"):
         return ""
     built = record().get("python", "")

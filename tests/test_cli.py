@@ -1,7 +1,8 @@
 """The command line: tritonserver's spelling, where values come from, what is refused, and the command `check`."""
 
 import dataclasses
-import importlib
+import importlib.abc
+import importlib.util
 import inspect
 import json
 import os
@@ -199,6 +200,9 @@ def test_a_wrong_file_is_an_error(capsys, tmp_path: Path, text: str | None, frag
             "not a regular expression",
         ),
         (["--grpc-port=0", "--grpc-address=h:9000", "--grpc-address=h:9000"], "grpc-address: given twice: h:9000"),
+        (["--metrics-address=a:b:"], "metrics-address: expected HOST, HOST:PORT, [IPV6]:PORT or unix:PATH, got 'a:b:'"),
+        (["--metrics-address=h:70000"], "metrics-address: expected a port of 0 to 65535, got 'h:70000'"),
+        (["--metrics-address=unix:"], "metrics-address: expected unix:PATH of 1 to "),
         (["--metrics-port=0", "--metrics-address=127.0.0.1:8001"], "gRPC is served at 127.0.0.1:8001: choose another"),
         (["--grpc-restricted-protocol", "inference"], "expected GROUP,GROUP:KEY=VALUE"),
         (["--grpc-restricted-protocol", "inference:k"], "expected GROUP,GROUP:KEY=VALUE"),
@@ -459,13 +463,15 @@ def broken_import(monkeypatch):
     """The server cannot be imported, by this error."""
 
     def arrange(error: Exception) -> None:
-        app = types.ModuleType("inferd.server.app")
+        class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+            def find_spec(self, name, path, target=None):
+                return importlib.util.spec_from_loader(name, self) if name == "inferd.server.app" else None
 
-        def run(settings: Settings) -> int:
-            raise error
+            def exec_module(self, module):
+                exec("raise error", {"error": error})  # as the module's own code
 
-        app.run = run
-        monkeypatch.setitem(sys.modules, "inferd.server.app", app)
+        monkeypatch.delitem(sys.modules, "inferd.server.app", raising=False)
+        monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
 
     return arrange
 
@@ -497,6 +503,23 @@ def test_extensions_that_do_not_fit_are_one_sentence(
     assert cli.main(BASE) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(sentence, line)
+
+
+def test_stale_extensions_hide_no_error_of_the_server(monkeypatch, tmp_path) -> None:
+    """An error of a server that has begun has many causes. It is shown, with a note."""
+
+    def run(settings: Settings) -> int:
+        raise ValueError("the first model has no name")
+
+    app = types.ModuleType("inferd.server.app")
+    app.run = run
+    monkeypatch.setitem(sys.modules, "inferd.server.app", app)
+    monkeypatch.setattr(build, "RECORD", tmp_path / "built.json")
+    build.RECORD.write_text(json.dumps({"sources": "others"}))
+    with pytest.raises(ValueError, match="the first model has no name") as raised:
+        cli.main(BASE)
+    [note] = raised.value.__notes__
+    assert "built from other sources than those that lie here" in note
 
 
 @pytest.mark.parametrize("error", [WRONG, ImportError("No module named 'numpy'", name="numpy")])
