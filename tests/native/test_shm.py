@@ -2,8 +2,11 @@
 
 import gc
 import os
+import platform
 import random
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from inferd._native.memory.shm import CUDA, SHARED, SYSTEM, RegionError, Regions, Use
 from tests.threads import in_threads
 
+ROOT = Path(__file__).resolve().parents[2]
 SIZE = 3 * 4096
 PATTERN = bytes(range(256)) * (SIZE // 256)
 ALICE, BOB = 1000, 1001
@@ -304,6 +308,22 @@ def test_other_bus_errors_reach_the_other_handler(when):
     done = run(script)
     assert done.returncode == -signal.SIGBUS
     assert "Fatal Python error: Bus error" in done.stderr
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("cc") is None, reason="it needs cc and x86-64")
+def test_regions_that_come_and_go_do_not_mislead_the_handler(tmp_path):
+    """Another thread may give the place of one mapping to another one while the handler looks at it."""
+    sources = [(ROOT / "_native" / "memory" / f"mapping.{suffix}").read_text() for suffix in ("pxd", "pyx")]
+    parts = [re.search(r'cdef extern from \*:\n    """\n(.*?)\n    """', text, re.DOTALL)[1] for text in sources]
+    (tmp_path / "mapping.h").write_text("\n".join(parts))
+    program = tmp_path / "steps"
+    source = Path(__file__).with_name("mapping_steps.c")
+    # flags are pushed to the stack, where without this option the function might keep something
+    flags = ["-std=gnu11", "-O2", "-mno-red-zone", f"-I{tmp_path}"]
+    subprocess.run(["cc", *flags, "-o", program, source], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert int(done.stdout.split()[0]) > 20  # instructions of the handler
 
 
 def test_the_guard_returns_when_another_handler_has_taken_its_place():
