@@ -12,53 +12,51 @@ from inferd._native.request.accounting cimport account_failed
 from inferd._native.request.bridge cimport Bridge, bridge_return
 from inferd._native.request.request cimport Request, request_refuse
 from inferd._native.request.statistics cimport FAILURE_OTHER
-from inferd._native.scheduling.levels cimport level_at, level_is_full, levels_last
-from inferd._native.scheduling.queue cimport Queue, take_out
-from inferd._native.shares cimport Share, shares_add, shares_begin, shares_yielding
+from inferd._native.scheduling.levels cimport Levels, level_at, level_is_full, levels_last, levels_remove
+from inferd._native.shares cimport Share, Shares, shares_add, shares_begin, shares_subtract, shares_yielding
 from inferd._native.text cimport format_text
 
 cdef enum:
     OUSTED = 32              # the part of a full queue that makes room at a time
 
 
-cdef bint count_shares(Queue *queue) noexcept nogil:
+cdef bint count_shares(const Levels *levels, Shares *shares) noexcept nogil:
     # count the requests that wait, by client and level; False: no memory
-    cdef const Request *request = queue.levels.first
-    if queue.shares.buckets != NULL:
+    cdef const Request *request = levels.first
+    if shares.buckets != NULL:
         return True
-    queue.full_count = queue.levels.count
-    if not shares_begin(&queue.shares):
+    if not shares_begin(shares):
         return False
     while request != NULL:
-        if not shares_add(&queue.shares, request.origin.client, level_at(request)):
+        if not shares_add(shares, request.origin.client, level_at(request)):
             return False
         request = request.next
-    set_attention(queue)
     return True
 
 
-cdef Request *oust(Queue *queue, const Request *coming, uint32_t level) noexcept nogil:
+cdef Request *oust(Levels *levels, Shares *shares, const Request *coming, uint32_t level) noexcept nogil:
     # Several requests go at a time, so that the queue is not searched for each.
-    cdef uint32_t last = level if level_is_full(&queue.levels, level) else queue.levels.level_count - 1
+    cdef uint32_t last = level if level_is_full(levels, level) else levels.level_count - 1
     cdef uint32_t most = 0
     cdef const Share *share
     cdef Request *request
     cdef Request *previous
     cdef Request *chain = NULL
     cdef uint64_t client
-    if not count_shares(queue):
+    if not count_shares(levels, shares):
         return NULL
-    share = shares_yielding(&queue.shares, coming.origin.client, level, last, queue.levels.count, &most)
+    share = shares_yielding(shares, coming.origin.client, level, last, levels.count, &most)
     if share == NULL:
         return NULL
     client = share.client
     last = share.level
-    most = min(most, max(queue.levels.count // OUSTED, <uint32_t>1))
-    request = levels_last(&queue.levels, last)
+    most = min(most, max(levels.count // OUSTED, <uint32_t>1))
+    request = levels_last(levels, last)
     while request != NULL and most and level_at(request) == last:
         previous = request.previous
         if request.origin.client == client:
-            take_out(queue, request)
+            shares_subtract(shares, client, last)
+            levels_remove(levels, request)
             request.next = chain
             chain = request
             most -= 1

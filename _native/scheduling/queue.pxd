@@ -8,9 +8,9 @@ from inferd._native.request.request cimport Request
 from inferd._native.request.statistics cimport Duration
 from inferd._native.scheduling.adaptive cimport ArrivalPredictor
 from inferd._native.scheduling.dispatcher cimport Dispatcher, Line
-from inferd._native.scheduling.levels cimport Levels, level_at, levels_remove
+from inferd._native.scheduling.levels cimport Levels
 from inferd._native.scheduling.policy cimport Policy
-from inferd._native.shares cimport Shares, shares_subtract
+from inferd._native.shares cimport Shares
 
 cdef struct Queue:
     Lane lane
@@ -39,12 +39,6 @@ cdef struct Queue:
 cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request **ousted) noexcept nogil
 # Set the error of a request that got LANE_REFUSED.
 cdef void queue_refuse(const Queue *queue, Request *request, uint32_t level) noexcept nogil
-# Remove a request that waits in this queue: its client has left, its time is over, or it makes room for others.
-cdef inline void take_out(Queue *queue, Request *request) noexcept nogil:
-    if queue.shares.buckets != NULL:
-        shares_subtract(&queue.shares, request.origin.client, level_at(request))
-    levels_remove(&queue.levels, request)
-    queue.enough_rows = 0  # fewer requests may be another batch: the policy plans again
 # Remove a request if it waits here. False: it does not.
 cdef bint queue_take_out(Queue *queue, Request *request) noexcept nogil
 # Put a request whose time is over behind the others.

@@ -67,7 +67,7 @@ from inferd._native.scheduling.levels cimport (
     set_limit,
 )
 from inferd._native.scheduling.limiter cimport RateLimiter
-from inferd._native.scheduling.overflow cimport is_full, oust, refuse_ousted, set_attention
+from inferd._native.scheduling.overflow cimport oust, refuse_ousted
 from inferd._native.scheduling.policy cimport (
     MISFIT,
     NEVER,
@@ -92,6 +92,15 @@ cdef enum:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Requests that wait; the dispatcher's lock is held
+
+cdef inline bint is_full(const Queue *queue) noexcept nogil:
+    return queue.lane.max_queue and queue.levels.count >= queue.lane.max_queue
+
+
+cdef inline void set_attention(Queue *queue) noexcept nogil:
+    # to be called after the shares of a queue begin or end
+    queue.attends = queue.line.timed or queue.shares.buckets != NULL
+
 
 cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcept nogil:
     # whether the request may change the next batch otherwise than by its rows
@@ -131,13 +140,25 @@ cdef void note_departures(Queue *queue, const Request *request) noexcept nogil:
         request = request.next
 
 
+cdef Request *make_room(Queue *queue, const Request *coming, uint32_t level) noexcept nogil:
+    # the queue, or this level of it, is full: see `oust`
+    cdef Request *ousted
+    if queue.shares.buckets == NULL:
+        queue.full_count = queue.levels.count
+    ousted = oust(&queue.levels, &queue.shares, coming, level)
+    set_attention(queue)
+    if ousted != NULL:
+        queue.enough_rows = 0
+    return ousted
+
+
 cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request **ousted) noexcept nogil:
     ousted[0] = NULL
     if queue.closed:
         return LANE_CLOSED
     level[0] = level_of(&queue.levels, request.terms.priority)
     if not request.follows and (is_full(queue) or level_is_full(&queue.levels, level[0])):
-        ousted[0] = oust(queue, request, level[0])
+        ousted[0] = make_room(queue, request, level[0])
         if ousted[0] == NULL:
             return LANE_FULL if is_full(queue) else LANE_REFUSED
     levels_put(&queue.levels, request, level[0])
@@ -152,7 +173,10 @@ cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request *
 cdef bint queue_take_out(Queue *queue, Request *request) noexcept nogil:
     if request.state != REQUEST_QUEUED:
         return False
-    take_out(queue, request)
+    if queue.shares.buckets != NULL:
+        shares_subtract(&queue.shares, request.origin.client, level_at(request))
+    levels_remove(&queue.levels, request)
+    queue.enough_rows = 0  # fewer requests may be another batch: the policy plans again
     return True
 
 
