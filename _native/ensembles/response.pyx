@@ -13,21 +13,22 @@ from inferd._native.ensembles.frame cimport (
     value_release,
     value_shape,
 )
-from inferd._native.ensembles.run cimport Ensemble
+from inferd._native.ensembles.plan cimport EnsemblePlan
 from inferd._native.memory.resource cimport block_give, block_share, block_take
 from inferd._native.protobuf.codec cimport PARAMETER_BOOL, PARAMETER_INT64, PARAMETER_STRING, Parameter, Str
 from inferd._native.request.request cimport OutputData, Response, response_fail
+from inferd._native.request.signature cimport Signature
 from inferd._native.status cimport STATUS_RESOURCE_EXHAUSTED
 from inferd._native.tensors.completion cimport response_complete
 
 
 cdef void fill_output(Response *response, const Run *run, Frame *frame, uint32_t output) noexcept nogil:
-    cdef const Ensemble *ensemble = <const Ensemble *>run.ensemble
+    cdef const Signature *signature = run.request.signature
     cdef OutputData *out = &response.outputs[output]
     cdef Value *value
     if not out.wanted:
         return
-    value = frame_value(frame, ensemble.plan.outputs[output])
+    value = frame_value(frame, run.needs.plan.outputs[output])
     if value == NULL or value.state != VALUE_PRESENT:
         out.wanted = False
         return
@@ -35,8 +36,7 @@ cdef void fill_output(Response *response, const Run *run, Frame *frame, uint32_t
     out.data = value.data
     out.size = value.size
     out.block = block_share(value.block)
-    out.rank = value_shape(value, &ensemble.lane.signature.outputs[output],
-                           ensemble.lane.signature.max_batch_size > 0, out.shape)
+    out.rank = value_shape(value, &signature.outputs[output], signature.max_batch_size > 0, out.shape)
     value_release(value)
 
 
@@ -72,12 +72,12 @@ cdef bint tell_sequence(Response *response, const Sequence *sequence) noexcept n
 
 cdef bint ensemble_response(Response *response, const Run *run, Frame *frame) noexcept nogil:
     # False: the response carries an error
-    cdef const Ensemble *ensemble = <const Ensemble *>run.ensemble
+    cdef const EnsemblePlan *plan = run.needs.plan
     cdef const Sequence *sequence
     cdef uint32_t i
-    for i in range(ensemble.plan.output_count):
-        if run.needs.outputs[i] and frame_value(frame, ensemble.plan.outputs[i]) != NULL:
-            sequence = frame_value(frame, ensemble.plan.outputs[i]).sequence
+    for i in range(plan.output_count):
+        if run.needs.outputs[i] and frame_value(frame, plan.outputs[i]) != NULL:
+            sequence = frame_value(frame, plan.outputs[i]).sequence
             if sequence != NULL and not tell_sequence(response, sequence):
                 response_fail(response, STATUS_RESOURCE_EXHAUSTED, NULL)
                 return False
