@@ -64,6 +64,8 @@ cdef void batch_begin(NativeBatch *batch, Request *chain) noexcept nogil
 # Copy inputs that are on other devices than `device` (-1: on any) to host memory; see inputs_fetch. Requests
 # for which this fails are answered and left out, as by batch_begin.
 cdef void batch_fetch(NativeBatch *batch, int device, bint in_place) noexcept nogil
+# Release the gathered inputs, after batch_gather or batch_describe.
+cdef void batch_give_inputs(NativeBatch *batch) noexcept nogil
 # Remove a request from the batch: the executor owns it now, answers it by bridge_return at any time, and counts it.
 cdef Request *batch_detach(NativeBatch *batch, uint32_t index) noexcept nogil
 # Do not answer this request when the batch is finished, but return it to the lane to be executed again with its new

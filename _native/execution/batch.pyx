@@ -10,7 +10,7 @@ from libc.string cimport memset
 
 from inferd._native.atomic cimport add_own, fetch_add32
 from inferd._native.clock cimport now_ns
-from inferd._native.execution.gather cimport batch_give_inputs
+from inferd._native.memory.resource cimport block_give
 from inferd._native.request.accounting cimport account_failed, account_repeated, execution_add
 from inferd._native.request.bridge cimport Bridge, bridge_return
 from inferd._native.request.lane cimport Lane
@@ -231,6 +231,13 @@ cdef inline int64_t input_end(const NativeBatch *batch) noexcept nogil:
 
 cdef inline int64_t output_start(const NativeBatch *batch) noexcept nogil:
     return batch.output_start_ns if batch.output_start_ns else batch.end_ns
+
+
+cdef void batch_give_inputs(NativeBatch *batch) noexcept nogil:
+    cdef uint32_t i
+    for i in range(batch.signature.input_count + batch.signature.supplied_count):
+        block_give(batch.inputs[i].block)
+        batch.inputs[i].block = NULL
 
 
 cdef void drop_unasked(NativeBatch *batch) noexcept nogil:

@@ -17,8 +17,6 @@ cdef bint batch_describe(NativeBatch *batch) noexcept nogil
 cdef void batch_gather_input(const NativeBatch *batch, uint32_t input, uint8_t *at) noexcept nogil
 # Whether every gathered input is a copy, so that an executor which writes to its inputs does not change the requests.
 cdef bint batch_is_copied(const NativeBatch *batch) noexcept nogil
-# Release the inputs, after batch_gather or batch_describe.
-cdef void batch_give_inputs(NativeBatch *batch) noexcept nogil
 
 # Whether the server makes this input for the whole batch; else it comes from the requests or the states of their
 # sequences.

@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 from inferd._native.clock cimport now_ns
 from inferd._native.execution.batch cimport NativeBatch, batch_fail
 from inferd._native.execution.supply cimport GatheredInput, supply
-from inferd._native.memory.resource cimport SHARED_WITH_STRANGER, block_give, block_share, block_take
+from inferd._native.memory.resource cimport SHARED_WITH_STRANGER, block_share, block_take
 from inferd._native.protobuf.datatype cimport datatype_size
 from inferd._native.request.request cimport InputData
 from inferd._native.request.signature cimport SUPPLY_STATE, Signature, TensorSignature
@@ -267,10 +267,3 @@ cdef bint batch_is_copied(const NativeBatch *batch) noexcept nogil:
         if batch.inputs[i].block != NULL and batch.inputs[i].block == data_of(batch, 0, i).block:
             return False
     return True
-
-
-cdef void batch_give_inputs(NativeBatch *batch) noexcept nogil:
-    cdef uint32_t i
-    for i in range(batch.signature.input_count + batch.signature.supplied_count):
-        block_give(batch.inputs[i].block)
-        batch.inputs[i].block = NULL

@@ -3,8 +3,8 @@
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free
 
-from inferd._native.execution.batch cimport NativeBatch, execute_fn
-from inferd._native.execution.gather cimport batch_give_inputs, batch_is_copied
+from inferd._native.execution.batch cimport NativeBatch, batch_give_inputs, execute_fn
+from inferd._native.execution.gather cimport batch_is_copied
 from inferd._native.request.request cimport Request, request_fail
 from inferd._native.status cimport STATUS_INTERNAL, STATUS_INVALID_ARGUMENT
 
