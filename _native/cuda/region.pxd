@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint8_t
 
-from inferd._native.memory.shm cimport Region
+from inferd._native.memory.registry cimport Region
 
 # Copy out of or into a part of a CUDA region that region_refusal has accepted, and wait for the copy. False: the device
 # failed. Any thread may call it.

@@ -27,7 +27,8 @@ from inferd._native.cuda.driver cimport (
     cuda,
 )
 from inferd._native.memory.resource cimport SHARED_WITH_FRIEND, SHARED_WITH_STRANGER, block_give
-from inferd._native.memory.shm cimport REGION_CUDA, Region, Regions, region_new
+from inferd._native.memory.registry cimport REGION_CUDA, Region
+from inferd._native.memory.shm cimport Regions, region_new
 
 cdef struct Opened:
     # the resources of a region, with a reference of its own to the context: the region may outlive all other users

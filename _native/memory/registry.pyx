@@ -12,7 +12,6 @@ from libc.string cimport memcmp
 
 from inferd._native.atomic cimport fetch_add32, fetch_add64, load64
 from inferd._native.memory.resource cimport block_give, block_share
-from inferd._native.memory.shm cimport BUCKETS, Region, RegionKind, Registry, Share
 from inferd._native.protobuf.codec cimport Str
 from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
 

@@ -3,7 +3,8 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from inferd._native.memory.resource cimport Block
-from inferd._native.memory.shm cimport Placement, Region
+from inferd._native.memory.registry cimport Region
+from inferd._native.memory.shm cimport Placement
 from inferd._native.protobuf.codec cimport InferMessage, Parameter, Str
 from inferd._native.protobuf.datatype cimport Datatype
 from inferd._native.refusal cimport Refusal

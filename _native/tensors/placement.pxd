@@ -3,7 +3,8 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from inferd._native.memory.resource cimport Block
-from inferd._native.memory.shm cimport Placement, Registry
+from inferd._native.memory.registry cimport Registry
+from inferd._native.memory.shm cimport Placement
 from inferd._native.protobuf.codec cimport InputHead, OutputHead
 from inferd._native.request.request cimport Request, Response
 

@@ -20,14 +20,12 @@ from inferd._native.memory.resource cimport (
     block_share,
     block_take,
 )
+from inferd._native.memory.registry cimport REGION_CUDA, REGION_SYSTEM, Region
 from inferd._native.memory.shm cimport (
-    REGION_CUDA,
-    REGION_SYSTEM,
     SCOPE_NONE,
     SCOPE_SHARED,
     SHM_DISABLED,
     Placement,
-    Region,
     region_find,
     region_intact,
     region_refusal,

@@ -7,7 +7,7 @@ from inferd._native.atomic cimport load64
 from inferd._native.execution.remote cimport Remote
 from inferd._native.memory.arena cimport Arena
 from inferd._native.memory.resource cimport Block
-from inferd._native.memory.shm cimport RegionWatch
+from inferd._native.memory.registry cimport RegionWatch
 from inferd._native.request.bridge cimport WatchedDescriptor
 from inferd._native.request.lane cimport Lane
 from inferd._native.request.request cimport Request

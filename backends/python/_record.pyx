@@ -11,7 +11,8 @@ from inferd._native.cuda.region cimport cuda_region_handle
 from inferd._native.execution.batch cimport NativeBatch
 from inferd._native.memory.arena cimport arena_holds
 from inferd._native.memory.resource cimport SHARED_WITH_FRIEND, Block
-from inferd._native.memory.shm cimport MAPPED_FROM, REGION_SYSTEM, Placement, Region, region_watch
+from inferd._native.memory.registry cimport REGION_SYSTEM, Region
+from inferd._native.memory.shm cimport MAPPED_FROM, Placement, region_watch
 from inferd._native.request.record cimport Record
 from inferd._native.request.request cimport InputData, Request
 from inferd._native.request.signature cimport MAX_RANK, Signature, TensorSignature
