@@ -4,7 +4,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t
 
-from inferd._native.memory.resource cimport Block, Resource
+from inferd._native.memory.block cimport Block, Resource
 
 # The figures of host memory: bytes that it holds, their peak, and how often there was no memory.
 cdef Resource *common_resource() noexcept nogil

@@ -20,8 +20,8 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from inferd._native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock, store64
+from inferd._native.memory.block cimport SHARED_WITH_NOBODY, Block, Resource
 from inferd._native.memory.heap cimport heap_cool
-from inferd._native.memory.resource cimport SHARED_WITH_NOBODY, Block, Resource
 from inferd._native.memory.size_classes cimport CLASSES, class_size, most_of
 from inferd._native.threads cimport Mutex, lock, mutex_init, unlock
 

@@ -3,7 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t
 
-from inferd._native.memory.resource cimport Block
+from inferd._native.memory.block cimport Block
 
 # A block of at least `size` bytes with one reference; NULL if there is no memory.
 cdef Block *host_take(size_t size) noexcept nogil

@@ -16,6 +16,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from inferd._native.atomic cimport add_own, fetch_add64, load64
+from inferd._native.memory.block cimport CLASS_LARGE, Block, Resource
 from inferd._native.memory.common_pool cimport (
     block_delete,
     block_new,
@@ -26,7 +27,6 @@ from inferd._native.memory.common_pool cimport (
     common_take,
     common_trim,
 )
-from inferd._native.memory.resource cimport CLASS_LARGE, Block, Resource
 from inferd._native.memory.size_classes cimport OWN_CLASSES, class_of, class_size, most_of
 from inferd._native.memory.spoiling cimport NONSENSE, spoils
 from inferd._native.threads cimport Mutex, lock, mutex_init, unlock

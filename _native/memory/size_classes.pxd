@@ -5,7 +5,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t
 
-from inferd._native.memory.resource cimport CLASS_LARGE
+from inferd._native.memory.block cimport CLASS_LARGE
 
 cdef extern from *:
     """
