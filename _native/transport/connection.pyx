@@ -18,9 +18,9 @@ from inferd._native.transport.client cimport ClientUse
 from inferd._native.transport.closing cimport CONN_PARTING, ConnState
 from inferd._native.transport.direct_read cimport conn_read
 from inferd._native.transport.endpoint cimport Endpoint, InterceptorHandle
+from inferd._native.transport.eviction cimport conn_calm
 from inferd._native.transport.http2 cimport (
     conn_announce_shutdown,
-    conn_calm,
     conn_close,
     conn_collect,
     conn_end_round,

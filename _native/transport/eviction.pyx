@@ -8,16 +8,27 @@ no client owes much, there are simply too many requests. Then the server ends ca
 that of its connections that holds most, the largest call first, and of equal ones the latest.
 
 Framed output cannot be taken back from a stream: if it is the largest debt, its connection ends.
+
+A client that exceeds its own limit of bytes loses the call that does so (`stream_refuse_client`). A peer that asks for
+too much work, or whose headers come too slowly, loses its connection (`conn_calm`).
 """
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport strlen
 
-from inferd._native.refusal cimport REFUSAL_SERVER_BYTES
+from inferd._native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_SERVER_BYTES
 from inferd._native.text cimport format_text
-from inferd._native.transport.closing cimport CONN_SHUT, closing_break
+from inferd._native.transport.client cimport Client
+from inferd._native.transport.closing cimport CONN_PARTING, CONN_SHUT, closing_break, closing_move
 from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.ledger cimport Account, account_exceeded, account_owed, charge_release
-from inferd._native.transport.nghttp2 cimport NGHTTP2_CANCEL, NGHTTP2_ENHANCE_YOUR_CALM
+from inferd._native.transport.nghttp2 cimport (
+    NGHTTP2_CANCEL,
+    NGHTTP2_ENHANCE_YOUR_CALM,
+    NGHTTP2_FLAG_NONE,
+    nghttp2_session_get_last_proc_stream_id,
+    nghttp2_submit_goaway,
+)
 from inferd._native.transport.outgoing cimport Outgoing, output_clear
 from inferd._native.transport.stream cimport (
     RECEIVED_ALL,
@@ -185,6 +196,14 @@ cdef void stream_evict(Stream *stream) noexcept nogil:
     stream_drop_request(stream)
 
 
+cdef void stream_refuse_client(Stream *stream) noexcept nogil:
+    cdef const Client *client = stream.conn.client
+    stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
+        "client %s has %zu bytes in flight, which is more than its limit of %zu", client.name, client.account.total,
+        client.account.limit))
+    stream_drop_request(stream)
+
+
 cdef void conn_evict(Conn *conn) noexcept nogil:
     cdef Stream *stream = conn.open.first
     closing_break(&conn.state)
@@ -196,6 +215,16 @@ cdef void conn_evict(Conn *conn) noexcept nogil:
     output_clear(&conn.output)
     charge_release(&conn.framed)
     conn.waits_ns = 0
+    mark_dirty(conn)
+
+
+cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil:
+    if conn.session == NULL or conn.state >= CONN_PARTING:
+        return
+    closing_move(&conn.state, CONN_PARTING)
+    if nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(conn.session),
+                             NGHTTP2_ENHANCE_YOUR_CALM, <const uint8_t *>debug, strlen(debug)) != 0:
+        closing_break(&conn.state)
     mark_dirty(conn)
 
 

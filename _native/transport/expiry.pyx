@@ -15,9 +15,7 @@ from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport Timer, timers_clear, timers_set
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.errorinfo cimport stream_refuse
-from inferd._native.transport.eviction cimport conn_evict, stream_evict
-from inferd._native.transport.http2 cimport conn_calm
-from inferd._native.transport.incoming cimport stream_refuse_client
+from inferd._native.transport.eviction cimport conn_calm, conn_evict, stream_evict, stream_refuse_client
 from inferd._native.transport.ledger cimport (
     CALL_MEMORY,
     STAGE_ARRIVING,

@@ -24,8 +24,6 @@ cdef void conn_announce_shutdown(Conn *conn) noexcept nogil
 cdef void conn_go_away(Conn *conn, const char *debug) noexcept nogil
 # Send a PING. Any byte of the peer counts as its answer (received_ns).
 cdef void conn_ping(Conn *conn) noexcept nogil
-# Send GOAWAY ENHANCE_YOUR_CALM and finish the connection.
-cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil
 # End every unanswered call with an error; the text is plain UTF-8.
 cdef void conn_fail_calls(Conn *conn, const char *details) noexcept nogil
 # End every unanswered call, because the peer has closed its end. Complete responses can still be collected.

@@ -43,7 +43,7 @@ from inferd._native.transport.closing cimport (
     closing_move,
 )
 from inferd._native.transport.errorinfo cimport stream_refuse
-from inferd._native.transport.eviction cimport host_relieve
+from inferd._native.transport.eviction cimport conn_calm, host_relieve
 from inferd._native.transport.expiry cimport conn_collected, conn_watch
 from inferd._native.transport.head cimport MAX_HEADER_BYTES, field_bytes, head_complete, head_field, head_forget
 from inferd._native.transport.headers cimport header_value
@@ -542,16 +542,6 @@ cdef void conn_ping(Conn *conn) noexcept nogil:
     if conn.session != NULL:
         nghttp2_submit_ping(conn.session, NGHTTP2_FLAG_NONE, NULL)
         mark_dirty(conn)
-
-
-cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil:
-    if conn.session == NULL or conn.state >= CONN_PARTING:
-        return
-    closing_move(&conn.state, CONN_PARTING)
-    if nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(conn.session),
-                             NGHTTP2_ENHANCE_YOUR_CALM, <const uint8_t *>debug, strlen(debug)) != 0:
-        closing_break(&conn.state)
-    mark_dirty(conn)
 
 
 cdef void conn_fail_calls(Conn *conn, const char *details) noexcept nogil:

@@ -12,5 +12,3 @@ cdef void stream_half_closed(Stream *stream) noexcept nogil
 # Give back the oldest received message, and with it the peer's flow control credit. The one message of a unary call
 # stays charged until the call is answered.
 cdef void stream_drop_message(Stream *stream) noexcept nogil
-# End the call, because its client holds more than it may.
-cdef void stream_refuse_client(Stream *stream) noexcept nogil

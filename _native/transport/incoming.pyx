@@ -28,8 +28,8 @@ from inferd._native.transport.compression cimport (
     encoding_name,
 )
 from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.eviction cimport conn_calm, stream_refuse_client
 from inferd._native.transport.expiry cimport stream_watch
-from inferd._native.transport.http2 cimport conn_calm
 from inferd._native.transport.ledger cimport (
     CALL_MEMORY,
     MESSAGE_MEMORY,
@@ -296,14 +296,6 @@ cdef bint fits(Stream *stream) noexcept nogil:
             host.account.limit))
         return False
     return True
-
-
-cdef void stream_refuse_client(Stream *stream) noexcept nogil:
-    cdef const Client *client = stream.conn.client
-    stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
-        "client %s has %zu bytes in flight, which is more than its limit of %zu", client.name, client.account.total,
-        client.account.limit))
-    stream_drop_request(stream)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
