@@ -22,6 +22,7 @@ from inferd._native.transport.expiry cimport stream_watch
 from inferd._native.transport.headers cimport header_value, metadata_headers, metadata_pairs
 from inferd._native.transport.incoming cimport stream_drop_message
 from inferd._native.transport.ledger cimport PYTHON_CALL_MEMORY, STAGE_WITH_HANDLER, charge_make, charge_resize
+from inferd._native.transport.message cimport Incoming
 from inferd._native.transport.nghttp2 cimport (
     NGHTTP2_INTERNAL_ERROR,
     NGHTTP2_NV_FLAG_NONE,
@@ -40,7 +41,6 @@ from inferd._native.transport.outgoing cimport (
 from inferd._native.transport.stream cimport (
     RECEIVED_ALL,
     WRITABLE_BELOW,
-    Incoming,
     Stream,
     mark_dirty,
     stream_begin,

@@ -44,7 +44,8 @@ from inferd._native.transport.ledger cimport (
     charge_release,
     charge_resize,
 )
-from inferd._native.transport.message_compression cimport message_inflate
+from inferd._native.transport.message cimport Incoming, incoming_free
+from inferd._native.transport.message_compression cimport MessageOwner, message_inflate
 from inferd._native.transport.nghttp2 cimport NGHTTP2_ENHANCE_YOUR_CALM, nghttp2_session_consume_stream
 from inferd._native.transport.outgoing cimport PREFIX
 from inferd._native.transport.stream cimport (
@@ -53,12 +54,11 @@ from inferd._native.transport.stream cimport (
     RECEIVING_PREFIX,
     Conn,
     Host,
-    Incoming,
     Receiver,
     Stream,
     host_look,
-    incoming_free,
     mark_dirty,
+    message_owner,
     stream_abandon,
     stream_drop_request,
     stream_ended,
@@ -308,22 +308,24 @@ cdef void inflate_next(Stream *stream) noexcept nogil:
 
 cdef void inflate_rest(Stream *stream) noexcept nogil:
     # Inflate the messages that wait, as long as the handler takes them: inflated messages are bounded like others.
+    cdef MessageOwner owner = message_owner(stream, &stream.inflating)
     cdef Incoming *message
     cdef Result result
     while stream.compressed.first != NULL and stream.inflating == NULL and not stream_ended(stream) and (
             stream.incoming.first == NULL or stream.queued < QUEUED_LIMIT):
         message = <Incoming *>chain_pop(&stream.compressed)
         result = RESULT_OK
-        if not message.compressed or message_inflate(stream, message, &result, inflated_later):
+        if not message.compressed or message_inflate(&owner, message, stream.encoding, stream.conn.host.max_inflated,
+                                                     stream.forwarded_size, &result, inflated_later):
             inflated(stream, message, result)
     mark_dirty(stream.conn)
     if stream.receiver.state == RECEIVED_ALL and not stream_inflates(stream) and not stream_ended(stream):
         stream.method.service.half_closed(stream)
 
 
-cdef void inflated_later(Stream *stream, Incoming *message, Result result) noexcept nogil:
-    inflated(stream, message, result)
-    inflate_rest(stream)
+cdef void inflated_later(void *call, Incoming *message, Result result) noexcept nogil:
+    inflated(<Stream *>call, message, result)
+    inflate_rest(<Stream *>call)
 
 
 cdef void inflated(Stream *stream, Incoming *message, Result result) noexcept nogil:

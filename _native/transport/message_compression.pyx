@@ -1,9 +1,10 @@
-"""Compression of the messages of streams: large ones on the thread pool, so that they do not keep the I/O thread.
+"""Compression of the messages of calls: large ones on the thread pool, so that they do not keep the I/O thread.
 
-The caller keeps the order of messages: it gives one message of each stream and direction at a time.
+The caller keeps the order of messages: it gives one message of each call and direction at a time.
 """
 
-from libc.stdint cimport uint64_t, uintptr_t
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
 from inferd._native.atomic cimport load32, store32
@@ -29,8 +30,8 @@ from inferd._native.transport.compression cimport (
     inflater_slice,
 )
 from inferd._native.transport.ledger cimport STAGE_INFLATING, Charge, charge_make, charge_release, charge_resize
+from inferd._native.transport.message cimport Incoming, incoming_free
 from inferd._native.transport.outgoing cimport Outgoing, outgoing_free
-from inferd._native.transport.stream cimport Host, Incoming, Stream, incoming_free
 from inferd._native.transport.workers cimport Job, ThreadPool, thread_pool_submit, thread_pool_withdraw
 
 cdef enum:
@@ -42,7 +43,7 @@ cdef enum:
 
 cdef struct Task:
     Job job
-    Stream *stream           # NULL: it is gone
+    MessageOwner owner       # without a call: it is gone
     Charge *charge           # of the message, which the job holds
     Charge output            # for the part of the result that exists
 
@@ -70,18 +71,13 @@ ctypedef uint64_t (*run_fn)(Job *job) noexcept nogil
 ctypedef void (*done_fn)(Job *job) noexcept nogil
 
 
-cdef inline uint64_t client_of(const Stream *stream) noexcept nogil:
-    # the client whose turns the job takes; a connection without a client counts as a client
-    return stream.conn.client.number if stream.conn.client != NULL else <uintptr_t>stream.conn
-
-
-cdef void *task_new(Stream *stream, size_t size, run_fn run, done_fn done) noexcept nogil:
+cdef void *task_new(const MessageOwner *owner, size_t size, run_fn run, done_fn done) noexcept nogil:
     # a zeroed structure that begins with a Task, which is set; NULL: no memory
     cdef Task *task = <Task *>calloc(1, size)
     if task != NULL:
         task.job.run = run
         task.job.done = done
-        task.stream = stream
+        task.owner = owner[0]
     return task
 
 
@@ -92,8 +88,8 @@ cdef void compression_abandon(Job **job) noexcept nogil:
     cdef ThreadPool *thread_pool
     if task == NULL:
         return
-    thread_pool = task.stream.conn.host.thread_pool
-    task.stream = NULL
+    thread_pool = task.owner.thread_pool
+    task.owner.call = NULL
     job[0] = NULL
     if thread_pool_withdraw(thread_pool, &task.job):
         task.job.done(&task.job)
@@ -108,20 +104,20 @@ cdef void compression_abandon(Job **job) noexcept nogil:
 # ---------------------------------------------------------------------------------------------------------------------
 # Requests
 
-cdef bint message_inflate(Stream *stream, Incoming *message, Result *result, inflated_fn then) noexcept nogil:
-    cdef Host *host = stream.conn.host
-    cdef size_t limit = host.max_inflated
+cdef bint message_inflate(const MessageOwner *owner, Incoming *message, Encoding encoding, size_t limit, size_t behind,
+                          Result *result, inflated_fn then) noexcept nogil:
+    cdef size_t here = limit
     cdef Inflated out
-    if host.thread_pool != NULL:
-        limit = min(limit, <size_t>INFLATED_HERE)
-    if host.thread_pool == NULL or message.size <= INFLATE_HERE:
-        result[0] = inflate_message(stream.encoding, message.data, message.size, limit, stream.forwarded_size, &out)
+    if owner.thread_pool != NULL:
+        here = min(limit, <size_t>INFLATED_HERE)
+    if owner.thread_pool == NULL or message.size <= INFLATE_HERE:
+        result[0] = inflate_message(encoding, message.data, message.size, here, behind, &out)
         if result[0] == RESULT_OK:
             take_inflated(message, &out)
-        if result[0] != RESULT_TOO_LARGE or limit == host.max_inflated:
+        if result[0] != RESULT_TOO_LARGE or here == limit:
             return True
     result[0] = RESULT_NO_MEMORY
-    return not begin_inflation(stream, message, then)
+    return not begin_inflation(owner, message, encoding, limit, behind, then)
 
 
 cdef void take_inflated(Incoming *message, const Inflated *out) noexcept nogil:
@@ -131,22 +127,23 @@ cdef void take_inflated(Incoming *message, const Inflated *out) noexcept nogil:
     message.size = out.size
 
 
-cdef bint begin_inflation(Stream *stream, Incoming *message, inflated_fn then) noexcept nogil:
-    cdef Inflation *inflation = <Inflation *>task_new(stream, sizeof(Inflation), run_inflation, inflation_done)
+cdef bint begin_inflation(const MessageOwner *owner, Incoming *message, Encoding encoding, size_t limit, size_t behind,
+                          inflated_fn then) noexcept nogil:
+    cdef Inflation *inflation = <Inflation *>task_new(owner, sizeof(Inflation), run_inflation, inflation_done)
     if inflation == NULL:
         return False
     inflation.task.job.grew = inflation_grew
     inflation.message = message
     inflation.task.charge = &message.charge
     inflation.then = then
-    inflation.encoding = stream.encoding
-    inflation.limit = stream.conn.host.max_inflated
-    inflation.behind = stream.forwarded_size
+    inflation.encoding = encoding
+    inflation.limit = limit
+    inflation.behind = behind
     inflation.result = RESULT_CANCELLED
-    if not thread_pool_submit(stream.conn.host.thread_pool, &inflation.task.job, client_of(stream)):
+    if not thread_pool_submit(owner.thread_pool, &inflation.task.job, owner.client):
         free(inflation)
         return False
-    stream.inflating = &inflation.task.job
+    owner.job[0] = &inflation.task.job
     return True
 
 
@@ -174,7 +171,7 @@ cdef void inflation_grew(Job *job) noexcept nogil:
     # Jobs of all clients are begun, and take turns: what they have inflated so far counts like what they will have.
     cdef Task *task = <Task *>job
     if task.output.account == NULL:
-        charge_make(&task.output, &task.stream.conn.account, STAGE_INFLATING, job.told)
+        charge_make(&task.output, task.owner.account, STAGE_INFLATING, job.told)
     else:
         charge_resize(&task.output, job.told)
 
@@ -187,37 +184,40 @@ cdef void inflation_done(Job *job) noexcept nogil:
         inflation.result = RESULT_CANCELLED
     if inflation.result == RESULT_OK:
         take_inflated(inflation.message, &inflation.out)
-    if inflation.task.stream == NULL:
+    if inflation.task.owner.call == NULL:
         incoming_free(inflation.message)
     else:
-        inflation.task.stream.inflating = NULL
-        inflation.then(inflation.task.stream, inflation.message, inflation.result)
+        inflation.task.owner.job[0] = NULL
+        inflation.then(inflation.task.owner.call, inflation.message, inflation.result)
     free(inflation)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Responses
 
-cdef bint message_deflate(Stream *stream, Outgoing *plain, Outgoing **deflated, deflated_fn then) noexcept nogil:
-    if plain.left > COMPRESS_HERE and stream.conn.host.thread_pool != NULL and begin_deflation(stream, plain, then):
+cdef bint message_deflate(const MessageOwner *owner, Outgoing *plain, Encoding encoding, int level,
+                          Outgoing **deflated, deflated_fn then) noexcept nogil:
+    if plain.left > COMPRESS_HERE and owner.thread_pool != NULL and (
+            begin_deflation(owner, plain, encoding, level, then)):
         return False
-    deflated[0] = deflate_message(stream.sender.encoding, stream.sender.level, plain)
+    deflated[0] = deflate_message(encoding, level, plain)
     return True
 
 
-cdef bint begin_deflation(Stream *stream, Outgoing *plain, deflated_fn then) noexcept nogil:
-    cdef Deflation *deflation = <Deflation *>task_new(stream, sizeof(Deflation), run_deflation, deflation_done)
+cdef bint begin_deflation(const MessageOwner *owner, Outgoing *plain, Encoding encoding, int level,
+                          deflated_fn then) noexcept nogil:
+    cdef Deflation *deflation = <Deflation *>task_new(owner, sizeof(Deflation), run_deflation, deflation_done)
     if deflation == NULL:
         return False
     deflation.plain = plain
     deflation.task.charge = &plain.charge
     deflation.then = then
-    deflation.encoding = stream.sender.encoding
-    deflation.level = stream.sender.level
-    if not thread_pool_submit(stream.conn.host.thread_pool, &deflation.task.job, client_of(stream)):
+    deflation.encoding = encoding
+    deflation.level = level
+    if not thread_pool_submit(owner.thread_pool, &deflation.task.job, owner.client):
         free(deflation)
         return False
-    stream.sender.deflating = &deflation.task.job
+    owner.job[0] = &deflation.task.job
     return True
 
 
@@ -239,11 +239,11 @@ cdef uint64_t run_deflation(Job *job) noexcept nogil:
 cdef void deflation_done(Job *job) noexcept nogil:
     cdef Deflation *deflation = <Deflation *>job
     deflater_end(&deflation.deflater)
-    if deflation.task.stream == NULL:
+    if deflation.task.owner.call == NULL:
         outgoing_free(deflation.plain)
         if deflation.deflated != NULL:
             outgoing_free(deflation.deflated)
     else:
-        deflation.task.stream.sender.deflating = NULL
-        deflation.then(deflation.task.stream, deflation.plain, deflation.deflated)
+        deflation.task.owner.job[0] = NULL
+        deflation.then(deflation.task.owner.call, deflation.plain, deflation.deflated)
     free(deflation)

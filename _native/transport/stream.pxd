@@ -1,20 +1,21 @@
 # A call on a connection: its structures, its states, and the functions that answer it.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
 from inferd._native.chain cimport Chain, Link
 from inferd._native.clock cimport now_ns
 from inferd._native.front cimport PythonEvent, front_pause, front_resume
-from inferd._native.memory.resource cimport Block, block_give
+from inferd._native.memory.resource cimport Block
 from inferd._native.memory.small cimport Smalls
 from inferd._native.timers cimport Timer, Timers
 from inferd._native.traceparent cimport TraceContext
 from inferd._native.transport.budget cimport Budget
 from inferd._native.transport.client cimport Client
 from inferd._native.transport.closing cimport ConnState
-from inferd._native.transport.compression cimport Encoding, Result
-from inferd._native.transport.ledger cimport Account, Charge, charge_release
+from inferd._native.transport.compression cimport Encoding
+from inferd._native.transport.ledger cimport Account, Charge
+from inferd._native.transport.message cimport Incoming
+from inferd._native.transport.message_compression cimport MessageOwner
 from inferd._native.transport.nghttp2 cimport (
     nghttp2_data_source,
     nghttp2_frame,
@@ -119,16 +120,6 @@ cdef struct KnownField:
     Method *method           # the native method in this header; NULL: none
     uint32_t seen            # bits of HEADER_* that it sets
     uint8_t accepted         # bits for Sender.accepted
-
-cdef struct Incoming:
-    # one complete request message that no handler has taken
-    Link link
-    Block *block
-    const uint8_t *data
-    size_t size
-    Charge charge
-    bint compressed
-    bint embedded            # it is Stream.first; otherwise it is from malloc
 
 cdef struct Receiver:
     # the message that is being received
@@ -289,11 +280,6 @@ cdef enum:
     MAX_NATIVES = 4
     WRITABLE_BELOW = 64 << 10    # unsent bytes of a stream below which its call may continue
 
-# Callbacks of compression, in the front. `message` has the inflated bytes if the result is RESULT_OK, else the received
-# ones. `deflated` is NULL if the plain message is to be sent. The callback takes over all of them.
-ctypedef void (*inflated_fn)(Stream *stream, Incoming *message, Result result) noexcept nogil
-ctypedef void (*deflated_fn)(Stream *stream, Outgoing *plain, Outgoing *deflated) noexcept nogil
-
 cdef struct Interceptor:
     # the check of native calls; all NULL: none
     bint (*wants)(void *context, const uint8_t *name, size_t size) noexcept nogil  # keep this header until `admits`
@@ -438,20 +424,20 @@ cdef inline bint stream_inflates(const Stream *stream) noexcept nogil:
     return stream.inflating != NULL or stream.compressed.first != NULL
 
 
+cdef inline MessageOwner message_owner(Stream *stream, Job **job) noexcept nogil:
+    # `job` is where the stream has the job that inflates or compresses the message
+    cdef Conn *conn = stream.conn
+    # a connection without a client counts as a client
+    cdef uint64_t client = conn.client.number if conn.client != NULL else <uintptr_t>conn
+    return MessageOwner(stream, job, client, &conn.account, conn.host.thread_pool)
+
+
 cdef inline int64_t stream_time_left(const Stream *stream) noexcept nogil:
     # nanoseconds until the client's deadline, counted from the arrival of the headers; -1: there is none
     cdef int64_t passed = stream.conn.host.now_ns - stream.arrived_ns
     if stream.timeout_ns < 0:
         return -1
     return stream.timeout_ns - passed if passed < stream.timeout_ns else 0
-
-
-cdef inline void incoming_free(Incoming *message) noexcept nogil:
-    charge_release(&message.charge)
-    block_give(message.block)
-    message.block = NULL
-    if not message.embedded:
-        free(message)
 
 
 cdef inline void mark_dirty(Conn *conn) noexcept nogil:

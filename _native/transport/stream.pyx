@@ -31,7 +31,8 @@ from inferd._native.transport.ledger cimport (
     charge_make,
     charge_release,
 )
-from inferd._native.transport.message_compression cimport compression_abandon, message_deflate
+from inferd._native.transport.message cimport Incoming, incoming_free
+from inferd._native.transport.message_compression cimport MessageOwner, compression_abandon, message_deflate
 from inferd._native.transport.nghttp2 cimport *
 from inferd._native.transport.outgoing cimport Outgoing, outgoing_free, output_copy, output_message
 
@@ -411,19 +412,21 @@ cdef void add_plain(Stream *stream, Outgoing *message) noexcept nogil:
 
 cdef void compress_next(Stream *stream) noexcept nogil:
     # one message at a time, to keep their order
+    cdef MessageOwner owner = message_owner(stream, &stream.sender.deflating)
     cdef Outgoing *message
     cdef Outgoing *deflated
     while stream.sender.uncompressed.first != NULL and stream.sender.deflating == NULL:
         message = <Outgoing *>chain_pop(&stream.sender.uncompressed)
         if not message.compress:
             compressed(stream, message, NULL)
-        elif message_deflate(stream, message, &deflated, compressed_later):
+        elif message_deflate(&owner, message, stream.sender.encoding, stream.sender.level, &deflated,
+                             compressed_later):
             compressed(stream, message, deflated)
 
 
-cdef void compressed_later(Stream *stream, Outgoing *plain, Outgoing *deflated) noexcept nogil:
-    compressed(stream, plain, deflated)
-    compress_next(stream)
+cdef void compressed_later(void *call, Outgoing *plain, Outgoing *deflated) noexcept nogil:
+    compressed(<Stream *>call, plain, deflated)
+    compress_next(<Stream *>call)
 
 
 cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *deflated) noexcept nogil:

@@ -14,10 +14,10 @@ from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_UNIMPLEMENTE
 from inferd._native.transport.budget cimport COST_FRAME
 from inferd._native.transport.compression cimport ENCODING_UNKNOWN
 from inferd._native.transport.incoming cimport stream_drop_message
+from inferd._native.transport.message cimport Incoming
 from inferd._native.transport.stream cimport (
     Conn,
     Forwarding,
-    Incoming,
     Interceptor,
     Stream,
     conn_blocked,

@@ -34,8 +34,9 @@ from inferd._native.transport.connection cimport Connection
 from inferd._native.transport.endpoint cimport Endpoint
 from inferd._native.transport.io cimport Socket
 from inferd._native.transport.ledger cimport STAGES, Charge
+from inferd._native.transport.message cimport Incoming
 from inferd._native.transport.outgoing cimport Outgoing
-from inferd._native.transport.stream cimport Conn, Incoming, Stream, stream_ended, stream_unsent
+from inferd._native.transport.stream cimport Conn, Stream, stream_ended, stream_unsent
 
 cdef uint32_t FULL_CYCLE = 1 << 20
 cdef uint32_t MORE_TENSORS = 1 << 10  # than a request may have that is kept for reuse

@@ -306,7 +306,7 @@ FAULTS = (
     shared(
         "a job tells a call that is over",
         "transport/message_compression",
-        "    task.stream = NULL\n    job[0] = NULL\n",
+        "    task.owner.call = NULL\n    job[0] = NULL\n",
         "    job[0] = NULL\n",
     ),
     shared(
