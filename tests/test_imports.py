@@ -479,13 +479,15 @@ def test_an_upward_import_is_caught(tmp_path: Path, file: str, text: str, found:
 def imported(root: Path, package: str) -> dict[str, set[str]]:
     """By module of a package: the others of it that it imports, anywhere in its text, also for types alone.
 
-    Only the module counts that is named: a package, which Python imports with each of its modules, does not.
+    Only the module counts that is named: a package, which Python imports with each of its modules, does not. A .pyx and
+    its .pxd are one module. A .pyi does not count: its module may return an object of one that is above it.
     """
     known = {module for _, module in sources(root)}
     out: dict[str, set[str]] = {module: set() for module in known if within(module, package)}
     for path, module in sources(root):
-        if module in out and path.suffix == ".py":
-            for each in python_imports(path.read_text()):
+        if module in out and path.suffix != ".pyi":
+            text = path.read_text()
+            for each in python_imports(text) if path.suffix == ".py" else cython_imports(text):
                 found = absolute(each, module, path.stem == "__init__")
                 whole = f"{found.module}.{found.name}"
                 out[module].add(whole if whole in known else found.module)
@@ -506,20 +508,34 @@ def circles(root: Path, package: str) -> set[str]:
     return {module for module, others in reached.items() if module in others}
 
 
-@pytest.mark.parametrize("package", ["backends", "inferd_client", "server"])
+@pytest.mark.parametrize("package", ["_native", "backends", "inferd_client", "server"])
 def test_modules_import_in_no_circle(package: str) -> None:
     assert circles(ROOT, package) == set()
 
 
-def test_a_circle_is_caught(tmp_path: Path) -> None:
-    texts = {
-        "a": "from . import b",
-        "b": "def f():\n    from .c import x",
-        "c": "from .a import y",
-        "d": "from .a import y",
-    }
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {
+            "a.py": "from . import b",
+            "b.py": "def f():\n    from .c import x",
+            "c.py": "from .a import y",
+            "d.py": "from .a import y",
+        },
+        {
+            "a.pxd": "from inferd.backends.python.worker cimport b",
+            "b.pyx": "from inferd.backends.python.worker.c cimport (\n    X,\n    Y,\n)",
+            "c.pxd": "from libc.stdint cimport int64_t",
+            "c.pyx": "from inferd.backends.python.worker.a cimport Y",
+            "a.pyi": "from inferd.backends.python.worker.d import Z",
+            "d.pyx": "from inferd.backends.python.worker.a cimport Y",
+        },
+    ],
+    ids=["Python", "Cython"],
+)
+def test_a_circle_is_caught(tmp_path: Path, texts: dict[str, str]) -> None:
     for name, text in texts.items():
-        path = tmp_path / "backends" / "python" / "worker" / f"{name}.py"
+        path = tmp_path / "backends" / "python" / "worker" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
     package = "backends.python.worker"
