@@ -148,7 +148,7 @@ class Rig:
         data = b"".join(next(self.requests) for _ in range(count))
         for at in range(0, len(data), PART):
             self.connection.receive(data[at : at + PART])
-        while self.bridge.in_house:
+        while self.bridge.admitted_count:
             if not select.select([self.bridge.event_fd, self.bridge.timers.fd], [], [], 60)[0]:
                 raise RuntimeError("an answer is missing")
             self.bridge.expire()

@@ -37,7 +37,7 @@ cdef struct Bridge:
     Mutex reading            # held while watched descriptors are read
     # Used in the front only:
     Timers *timers           # of the front
-    uint32_t in_house        # requests that are admitted and not freed
+    uint32_t admitted_count  # requests that are admitted and not freed
     void (*after)(void *context) noexcept nogil     # called after a round of deliveries
     void *after_context
     RefusalNote notes[NOTED_REFUSALS]   # requests that no instance has taken

@@ -202,7 +202,7 @@ cdef void finish(Request *request) noexcept nogil:
         lane.sequences.request_done(lane, request)
     if request.order_entry != NULL:
         order_leave(request)
-    if request_end(request, &(<Bridge *>request.bridge).in_house):
+    if request_end(request, &(<Bridge *>request.bridge).admitted_count):
         request_free(request)
     if lane != NULL:
         fetch_add32(&lane.in_flight, -1)
@@ -529,11 +529,11 @@ cdef class BridgeHandle:
             self.on_hand_over(io is not None)
 
     @property
-    def in_house(self) -> int:
+    def admitted_count(self) -> int:
         """Requests that were admitted and have not ended: queued, in execution, or on their way back."""
         cdef uint32_t now
         front_enter()
-        now = self.bridge.in_house
+        now = self.bridge.admitted_count
         front_leave()
         return now
 

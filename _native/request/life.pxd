@@ -57,9 +57,9 @@ cdef inline void request_stop_waiting(Request *request, RequestState after) noex
 
 
 # In the front: admit a new request, which counts against the server's limit.
-cdef inline void request_admit(Request *request, uint32_t *in_house) noexcept nogil:
+cdef inline void request_admit(Request *request, uint32_t *admitted_count) noexcept nogil:
     request.admitted = True
-    in_house[0] += 1
+    admitted_count[0] += 1
 
 
 # In the front: the maker of a request keeps the request with its response after its end. The maker then frees it.
@@ -69,10 +69,10 @@ cdef inline void request_keep(Request *request) noexcept nogil:
 
 # In the front: the request ends: its final response has passed the bridge, or nobody wants one. True: the caller frees
 # it. False: its maker keeps it.
-cdef inline bint request_end(Request *request, uint32_t *in_house) noexcept nogil:
+cdef inline bint request_end(Request *request, uint32_t *admitted_count) noexcept nogil:
     if request.admitted:
         request.admitted = False
-        in_house[0] -= 1
+        admitted_count[0] -= 1
     if request.state == REQUEST_KEPT:
         return False
     request_move(request, request.state, REQUEST_ENDED)

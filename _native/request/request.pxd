@@ -180,7 +180,7 @@ cdef struct Request:
     Phases phases            # of its executions so far, summed; set for inner requests and for repeated executions
     void *run                # of the ensemble that made it; NULL: ended, or not made by an ensemble
 
-    bint admitted            # counted in Bridge.in_house
+    bint admitted            # counted in Bridge.admitted_count
     Abandonment abandonment
     uint64_t number          # by which its executor finds it
     void *bridge             # the Bridge through which it returns

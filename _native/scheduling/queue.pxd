@@ -28,7 +28,7 @@ cdef struct Queue:
     Shares shares            # of clients, while the queue is full or was until recently
     uint32_t full_count      # requests that waited when it was full
     bint gathers             # takes requests of one shape from among others, if responses need no order
-    bint attends             # arrivals and departures must be noted: it is timed, or counts shares
+    bint tracks_requests     # arrivals and departures must be noted: it is timed, or counts shares
     bint closed
     PythonEvent first_came   # calls `first` of its owner, the QueueLane; without an owner it calls nothing
     PythonEvents *posted_to  # where `first_came` has been posted; NULL: nowhere yet

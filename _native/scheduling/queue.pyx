@@ -97,9 +97,9 @@ cdef inline bint is_full(const Queue *queue) noexcept nogil:
     return queue.lane.max_queue and queue.levels.count >= queue.lane.max_queue
 
 
-cdef inline void set_attention(Queue *queue) noexcept nogil:
+cdef inline void set_tracking(Queue *queue) noexcept nogil:
     # to be called after the shares of a queue begin or end
-    queue.attends = queue.line.timed or queue.shares.buckets != NULL
+    queue.tracks_requests = queue.line.timed or queue.shares.buckets != NULL
 
 
 cdef inline bint is_new_kind(const Queue *queue, const Request *request) noexcept nogil:
@@ -118,7 +118,7 @@ cdef inline bint waits_too_long(const Queue *queue) noexcept nogil:
 cdef void note_arrival(Queue *queue, const Request *request) noexcept nogil:
     # count the request; plan again if an instance may no longer wait so long for more
     if queue.shares.buckets != NULL and not shares_add(&queue.shares, request.origin.client, level_at(request)):
-        set_attention(queue)
+        set_tracking(queue)
     if queue.policy.adaptive:
         predictor_arrival(&queue.predictor, request.queued_ns)
     if queue.line.timed and queue.line.idle_count:
@@ -133,7 +133,7 @@ cdef void note_departures(Queue *queue, const Request *request) noexcept nogil:
         return
     if queue.levels.count <= queue.full_count // 2:
         shares_end(&queue.shares)
-        set_attention(queue)
+        set_tracking(queue)
         return
     while request != NULL:
         shares_subtract(&queue.shares, request.origin.client, level_at(request))
@@ -146,7 +146,7 @@ cdef Request *make_room(Queue *queue, const Request *coming, uint32_t level) noe
     if queue.shares.buckets == NULL:
         queue.full_count = queue.levels.count
     ousted = oust(&queue.levels, &queue.shares, coming, level)
-    set_attention(queue)
+    set_tracking(queue)
     if ousted != NULL:
         queue.enough_rows = 0
     return ousted
@@ -163,7 +163,7 @@ cdef Pushed queue_put(Queue *queue, Request *request, uint32_t *level, Request *
             return LANE_FULL if is_full(queue) else LANE_REFUSED
     levels_put(&queue.levels, request, level[0])
     queue.line.bridge = request.bridge
-    if queue.attends:
+    if queue.tracks_requests:
         note_arrival(queue, request)
     if queue.line.idle_count and is_new_kind(queue, request):
         queue.enough_rows = 0
@@ -247,7 +247,7 @@ cdef Request *cut(Line *line, int64_t now, BatchPlan *plan) noexcept nogil:
     batch = levels_cut(&queue.levels, plan.count)
     if queue.gathers and plan.why == MISFIT and gather(queue, batch):
         plan.why = GATHERED
-    if queue.attends:
+    if queue.tracks_requests:
         predictor_take(&queue.predictor)
         note_departures(queue, batch)
     return batch
@@ -270,7 +270,7 @@ cdef const char *grow(Line *line, int64_t now, Request *batch) noexcept nogil:
     if plan.count <= count:
         return NULL
     last.next = levels_cut(&queue.levels, plan.count - count)
-    if queue.attends:
+    if queue.tracks_requests:
         note_departures(queue, last.next)
     queue.enough_rows = 0
     return plan.why
@@ -341,7 +341,7 @@ cdef int call_first(PythonEvent *event) except -1:
     return 0
 
 
-cdef void look_anew(Queue *queue) noexcept nogil:
+cdef void replan(Queue *queue) noexcept nogil:
     # Decide again, because the waiting requests or their order have changed. Releases the dispatcher's lock. If the
     # oldest request has left, the end of the wait moves to a later time, but the alarm (Line.watched_ns) stays where it
     # is: when it fires, the policy plans once for nothing, and the alarm is set to the later time.
@@ -356,7 +356,7 @@ cdef bint remove(Lane *lane, Request *request) noexcept nogil:
     cdef bint queued
     lock(&queue.dispatcher.guard)
     queued = queue_take_out(queue, request)
-    look_anew(queue)
+    replan(queue)
     return queued
 
 
@@ -367,7 +367,7 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
     lock(&queue.dispatcher.guard)
     if request.state == REQUEST_QUEUED:
         queue_yield(queue, request)
-    look_anew(queue)
+    replan(queue)
     return False
 
 
@@ -382,13 +382,13 @@ cdef inline int64_t stricter_time(int64_t a, int64_t b) noexcept nogil:
     return min(a, b) if a and b else a + b
 
 
-cdef void place_anew(Queue *queue, Request *request) noexcept nogil:
+cdef void reposition(Queue *queue, Request *request) noexcept nogil:
     # after a change of its terms
     if queue.shares.buckets != NULL:
         shares_subtract(&queue.shares, request.origin.client, level_at(request))
     levels_move(&queue.levels, request, level_of(&queue.levels, request.terms.priority))
     if queue.shares.buckets != NULL and not shares_add(&queue.shares, request.origin.client, level_at(request)):
-        set_attention(queue)
+        set_tracking(queue)
     queue.enough_rows = 0
 
 
@@ -399,8 +399,8 @@ cdef bint reconsider(Lane *lane, Request *request, const Terms *terms) noexcept 
     queued = request.state == REQUEST_QUEUED
     if queued:
         request.terms = terms[0]
-        place_anew(queue, request)
-    look_anew(queue)
+        reposition(queue, request)
+    replan(queue)
     return queued
 
 
@@ -475,7 +475,7 @@ cdef Queue *queue_new(object spec, int64_t version, Dispatcher *shared) except N
         queue_free(&queue.lane)
         raise
     queue.line.timed = queue.policy.delay_ns > 0
-    set_attention(queue)
+    set_tracking(queue)
     if queue.line.timed:
         queue.lane.learn = learn
     queue.policy.uniform = queue.lane.signature.uniform

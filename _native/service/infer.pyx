@@ -140,7 +140,7 @@ cdef void fail(Stream *stream, int status, const char *details, Refusal refusal,
     stream_end(stream, status, details, trailers, count)
 
 
-cdef void stream_gone(void *call) noexcept nogil:
+cdef void abandon(void *call) noexcept nogil:
     bridge_abandon(<Request *>call)
 
 
@@ -294,7 +294,7 @@ cdef class InferService:
         self.door.submission = &self.submission
         self.door.unary.context = &self.door
         self.door.unary.run = infer_unary
-        self.door.unary.cancel = stream_gone
+        self.door.unary.abandon = abandon
         self.door.unary.place = place_message
         self.exchanges.submission = &self.submission
         self.exchanges.window = STREAM_WINDOW
@@ -365,9 +365,9 @@ cdef class InferService:
                 "evictions": coalescer.evictions, "entries": coalescer.entries, "bytes": coalescer.size}
 
     @property
-    def in_house(self) -> int:
+    def admitted_count(self) -> int:
         """Requests that were admitted and have not ended."""
-        return self.bridge.in_house
+        return self.bridge.admitted_count
 
     @property
     def timers(self) -> TimersHandle:

@@ -35,7 +35,7 @@ cdef struct Submission:
     # used in the front
     Table *table
     Bridge *bridge
-    uint32_t max_inflight    # limit of Bridge.in_house
+    uint32_t max_inflight    # limit of Bridge.admitted_count
     Coalescer coalescer
     RegionAccess regions     # the shared memory of clients
     Recorder *recorder       # records single requests; NULL: off

@@ -250,7 +250,7 @@ cdef void refuse_full(const Submission *self, Request *request, Block *block, co
         return
     request_refuse(request, REFUSAL_SERVER_FULL, format_text(
         "Exceeds maximum queue size: the server already holds %u requests, its limit",
-        self.bridge.in_house))
+        self.bridge.admitted_count))
 
 
 cdef void submit_call(Submission *self, Request *request, Block *block, const uint8_t *data, size_t size,
@@ -264,11 +264,11 @@ cdef void submit_call(Submission *self, Request *request, Block *block, const ui
         terms_begin(&request.terms, now)
     else:  # a model's call, with the terms of the request that it serves: its own time begins now
         request.terms.executable_ns = now
-    if caller != CALLER_SERVER and self.bridge.in_house >= self.max_inflight:
+    if caller != CALLER_SERVER and self.bridge.admitted_count >= self.max_inflight:
         refuse_full(self, request, block, data, size)
         give_back(request)
         return
-    request_admit(request, &self.bridge.in_house)
+    request_admit(request, &self.bridge.admitted_count)
     set_apart(self, request, caller)
     prepared = prepare(self, request, block, data, size, forwarded, caller)
     if self.recorder != NULL and caller != CALLER_SERVER and load32(&self.recorder.on):

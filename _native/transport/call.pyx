@@ -133,7 +133,7 @@ cdef void call_is_late(Stream *stream) noexcept nogil:
     mark_dirty(stream.conn)
 
 
-cdef void call_closed(Stream *stream, uint32_t error_code) noexcept nogil:
+cdef void closed(Stream *stream, uint32_t error_code) noexcept nogil:
     cdef CallLink *link = <CallLink *>stream.call
     link.closed_by = error_code
     note(stream, NEWS_CLOSED)
@@ -151,7 +151,7 @@ PYTHON.message = message_arrived
 PYTHON.half_closed = client_half_closed
 PYTHON.writable = little_unsent
 PYTHON.late = call_is_late
-PYTHON.closed = call_closed
+PYTHON.closed = closed
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ cdef bint begin_handler(CallLink *link) except -1:
     cdef Stream *stream = link.stream
     cdef Call call
     if stream_ended(stream):
-        link.news = NEWS_CALL  # so call_closed frees the link
+        link.news = NEWS_CALL  # so closed frees the link
         return False
     try:
         call = call_new(stream, link)

@@ -2,12 +2,12 @@
 
 from inferd._native.timers cimport TimersHandle
 from inferd._native.transport.stream cimport Host, Interceptor, Service
-from inferd._native.transport.workers cimport Workers
+from inferd._native.transport.thread_pool cimport PoolThreads
 
 
 cdef class Endpoint:
     cdef Host host
-    cdef Workers workers
+    cdef PoolThreads pool_threads
     cdef object on_call          # called with each new Call
     cdef readonly TimersHandle timers    # contains the timers of this endpoint
     cdef object own_clock        # seconds; None: time.monotonic()

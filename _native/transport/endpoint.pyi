@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 from inferd._native.timers import TimersHandle
 from inferd._native.transport.call import Call
-from inferd._native.transport.workers import Workers
+from inferd._native.transport.thread_pool import PoolThreads
 
 class Endpoint:
     @property
@@ -18,7 +18,7 @@ class Endpoint:
         spare_frames: int = 10_000,
         max_inflated: int | None = None,
         native_level: int = 0,
-        workers: Workers | None = None,
+        pool_threads: PoolThreads | None = None,
         max_held_bytes: int | None = None,
         receive_timeout: float = ...,
         send_timeout: float = ...,

@@ -38,7 +38,7 @@ from inferd._native.transport.stream cimport (
     host_look,
 )
 from inferd._native.transport.trim cimport host_note
-from inferd._native.transport.workers cimport Workers, thread_pool_drain
+from inferd._native.transport.thread_pool cimport PoolThreads, thread_pool_drain
 
 cdef size_t LARGEST_MESSAGE = UINT32_MAX  # the length of a gRPC message has four bytes
 
@@ -59,7 +59,7 @@ cdef class Endpoint:
         spare_frames: frames per second that a connection may send without advancing a call.
         max_inflated: largest request message after decompression; None: no limit but `max_message`.
         native_level: zlib's level for responses of native methods; 0 for not compressing them.
-        workers: inflate and compress large messages, see `collect_jobs`; without them the connection's thread does that
+        pool_threads: inflate and compress large messages, see `collect_jobs`; without them, the connection's thread does
             itself.
         max_held_bytes: of requests without a response, and of responses that clients have not read, over all
             connections. Beyond it, the server ends calls of the clients that hold most and progress least. None: no
@@ -73,7 +73,7 @@ cdef class Endpoint:
     """
 
     def __init__(self, on_call, *, max_message: int | None = None, max_streams: int = 256, spare_frames: int = 10_000,
-                 max_inflated: int | None = None, native_level: int = 0, Workers workers=None,
+                 max_inflated: int | None = None, native_level: int = 0, PoolThreads pool_threads=None,
                  max_held_bytes: int | None = None, receive_timeout: float = math.inf,
                  send_timeout: float = math.inf,
                  TimersHandle timers=None):
@@ -88,12 +88,12 @@ cdef class Endpoint:
         self.host.send_ns = INT64_MAX if send_timeout == math.inf else <int64_t>(send_timeout * 1e9)
         self.host.max_inflated = min(self.host.max_message, LARGEST_MESSAGE if max_inflated is None else max_inflated)
         self.host.native_level = native_level
-        self.workers = workers
-        if workers is not None:
-            if workers.thread_pool.departed.within != NULL or workers.thread_pool.departed.total:
-                raise ValueError("these workers belong to another endpoint")
-            self.host.thread_pool = &workers.thread_pool
-            workers.thread_pool.departed.within = &self.host.account
+        self.pool_threads = pool_threads
+        if pool_threads is not None:
+            if pool_threads.thread_pool.departed.within != NULL or pool_threads.thread_pool.departed.total:
+                raise ValueError("these threads belong to another endpoint")
+            self.host.thread_pool = &pool_threads.thread_pool
+            pool_threads.thread_pool.departed.within = &self.host.account
         self.host.other.service = &PYTHON
         self.host.pinged = peer_pinged
         self.host.refused = peer_refused
@@ -203,7 +203,7 @@ cdef class Endpoint:
 
     @property
     def departed(self) -> int:
-        """The part of `held` whose calls have ended: a worker thread still uses it."""
+        """The part of `held` whose calls have ended: a thread of the pool still uses it."""
         return self.host.thread_pool.departed.total if self.host.thread_pool != NULL else 0
 
     def ledger_agrees(self) -> bool:
@@ -265,9 +265,9 @@ cdef class Endpoint:
         python_run(&self.host.timers.python)
 
     def collect_jobs(self) -> None:
-        """Continue with the messages that the workers have finished. Call this when their `event_fd` is readable."""
+        """Continue with the messages that the thread pool has finished. Call this when their `event_fd` is readable."""
         host_look(&self.host)
-        thread_pool_drain(&self.workers.thread_pool)
+        thread_pool_drain(&self.pool_threads.thread_pool)
         end_round(&self.host)
         self.flush_dirty()
 

@@ -6,7 +6,7 @@ from inferd._native.front cimport PythonEvent
 from inferd._native.transport.io cimport Io, Source
 from inferd._native.transport.io_thread cimport IoThreads
 from inferd._native.transport.tls cimport Handshaken, Tls, TlsSession
-from inferd._native.transport.workers cimport Job
+from inferd._native.transport.thread_pool cimport Job
 
 cdef struct Shaking:
     Job job                  # the first member

@@ -23,7 +23,7 @@ from inferd._native.transport.tls cimport (
     TlsSession,
     tls_accept,
 )
-from inferd._native.transport.workers cimport Job, thread_pool_submit, thread_pool_withdraw
+from inferd._native.transport.thread_pool cimport Job, thread_pool_submit, thread_pool_withdraw
 
 cdef extern from "<sys/socket.h>" nogil:
     int SHUT_RDWR

@@ -217,7 +217,7 @@ cdef void end_message(Stream *stream) noexcept nogil:
     receiver.state = RECEIVING_PREFIX
     receiver.prefix_size = 0
     if compressed or message.block != NULL:
-        message = <Incoming *>malloc(sizeof(Incoming))  # a worker may hold it longer than the stream lives
+        message = <Incoming *>malloc(sizeof(Incoming))  # a thread of the pool may hold it longer than the stream lives
         if message == NULL:
             stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the request message"))
             return

@@ -42,7 +42,7 @@ from inferd._native.transport.stream cimport Conn, Host, end_round, host_look, m
 from inferd._native.transport.tls cimport TlsSession
 from inferd._native.transport.trim cimport host_note
 from inferd._native.transport.turn cimport MOST_PORTION
-from inferd._native.transport.workers cimport thread_pool_drain
+from inferd._native.transport.thread_pool cimport thread_pool_drain
 
 import threading
 

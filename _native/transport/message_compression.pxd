@@ -7,7 +7,7 @@ from inferd._native.transport.compression cimport Encoding, Result
 from inferd._native.transport.ledger cimport Account
 from inferd._native.transport.message cimport Incoming
 from inferd._native.transport.outgoing cimport Outgoing
-from inferd._native.transport.workers cimport Job, ThreadPool
+from inferd._native.transport.thread_pool cimport Job, ThreadPool
 
 cdef struct MessageOwner:
     # the call whose message is compressed or inflated
@@ -29,6 +29,6 @@ cdef bint message_inflate(const MessageOwner *owner, Incoming *message, Encoding
 # Compress the message with zlib's `level`. Returns as message_inflate, with `deflated`.
 cdef bint message_deflate(const MessageOwner *owner, Outgoing *plain, Encoding encoding, int level,
                           Outgoing **deflated, deflated_fn then) noexcept nogil
-# Abandon the job of a call, if there is one. Its charge is released now. The result is discarded when the worker
+# Abandon the job of a call, if there is one. Its charge is released now. The result is discarded when the thread
 # returns it, without a callback.
 cdef void compression_abandon(Job **job) noexcept nogil

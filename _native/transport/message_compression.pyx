@@ -32,7 +32,7 @@ from inferd._native.transport.compression cimport (
 from inferd._native.transport.ledger cimport STAGE_INFLATING, Charge, charge_make, charge_release, charge_resize
 from inferd._native.transport.message cimport Incoming, incoming_free
 from inferd._native.transport.outgoing cimport Outgoing, outgoing_free
-from inferd._native.transport.workers cimport Job, ThreadPool, thread_pool_submit, thread_pool_withdraw
+from inferd._native.transport.thread_pool cimport Job, ThreadPool, thread_pool_submit, thread_pool_withdraw
 
 cdef enum:
     COMPRESS_HERE = 8 << 10          # bytes up to which a response is compressed at once, on the calling thread
@@ -82,7 +82,7 @@ cdef void *task_new(const MessageOwner *owner, size_t size, run_fn run, done_fn 
 
 
 cdef void compression_abandon(Job **job) noexcept nogil:
-    # A job that no worker has begun ends at once; a running one is cancelled. So at most one message for each worker
+    # A job that no thread has begun ends at once; a running one is cancelled. So at most one message for each thread
     # is held for calls that are over; these messages are charged to the server only.
     cdef Task *task = <Task *>job[0]
     cdef ThreadPool *thread_pool

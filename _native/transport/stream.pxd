@@ -24,7 +24,7 @@ from inferd._native.transport.nghttp2 cimport (
     nghttp2_session,
 )
 from inferd._native.transport.outgoing cimport Outgoing, Output
-from inferd._native.transport.workers cimport Job, ThreadPool
+from inferd._native.transport.thread_pool cimport Job, ThreadPool
 
 # The states of a call, one for each direction. Only the transitions in the table occur.
 #

@@ -7,7 +7,7 @@ from inferd._native.memory.host cimport host_trim
 from inferd._native.memory.small cimport smalls_clear
 from inferd._native.timers cimport Timer, timers_clear, timers_set
 from inferd._native.transport.stream cimport Host
-from inferd._native.transport.workers cimport Job, ThreadPool, thread_pool_submit
+from inferd._native.transport.thread_pool cimport Job, ThreadPool, thread_pool_submit
 
 cdef extern from *:
     """
@@ -24,7 +24,7 @@ cdef enum:
     REST = 4                     # a peak is over when at most this part of it, 1 / REST, is left
 
 cdef int64_t QUIET_NS = 3000000000  # for this long
-cdef uint64_t OWN = 0  # the server's own job takes turns as if of one more client
+cdef uint64_t OWN = 0  # the client of the server's own job, which takes turns with those of clients
 
 
 # ---------------------------------------------------------------------------------------------------------------------

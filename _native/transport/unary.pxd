@@ -10,11 +10,11 @@ cdef struct Unary:
     void *context
     # Runs the call when the client has half-closed. Takes over one reference to `block`, which contains the one request
     # message (`data`, `size`), and stream.forwarded behind it. Answers by stream_reply or stream_fail, now or later on
-    # the same thread. `timeout_ns` is the client's, -1 for none. May set stream.call, which `cancel` gets when the
+    # the same thread. `timeout_ns` is the client's, -1 for none. May set stream.call, which `abandon` gets when the
     # response is no longer wanted.
     void (*run)(void *context, Stream *stream, Block *block, const uint8_t *data, size_t size,
                 int64_t timeout_ns) noexcept nogil
-    void (*cancel)(void *call) noexcept nogil
+    void (*abandon)(void *call) noexcept nogil
     # Does what Service.place does; may be NULL.
     Block *(*place)(void *context, Stream *stream, const uint8_t *head, size_t head_size, size_t size) noexcept nogil
 

@@ -100,7 +100,7 @@ cdef Block *message_take(Stream *stream, const uint8_t **data, size_t *size) noe
 
 
 cdef void closed(Stream *stream, uint32_t error_code) noexcept nogil:
-    (<const Unary *>stream.method.context).cancel(stream.call)
+    (<const Unary *>stream.method.context).abandon(stream.call)
 
 
 cdef void calls_resume(Conn *conn) noexcept nogil:

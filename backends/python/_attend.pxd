@@ -16,7 +16,7 @@ cdef enum:
     AT_WORK = 6
     PLACES = 7
 
-cdef struct Watch:
+cdef struct WorkerWatch:
     Channel *channel
     void *listener           # the attendant, while there is a worker; see Link.connect
     int output               # the pipes of the worker's output; -1: closed
@@ -31,6 +31,6 @@ cdef struct Watch:
 
 # Serve the worker until something happens. Returns its index in the list; PLACES: the time is over. `with_work`: also
 # wait for packets of the work socket; one of them, with this head, is then in channel.packet.
-cdef int watch_loop(Watch *watch, int64_t until, bint with_work, Head *head) noexcept nogil
+cdef int watch_loop(WorkerWatch *watch, int64_t until, bint with_work, Head *head) noexcept nogil
 # Whether the worker is being ended: the executor of its batch, or the front, has decided that.
-cdef bint watch_is_ending(Watch *watch) noexcept nogil
+cdef bint watch_is_ending(WorkerWatch *watch) noexcept nogil

@@ -82,7 +82,7 @@ class NonsenseError(Exception):
     """Raised by a listener: a packet of the worker cannot be read, so the worker is ended."""
 
 
-cdef int watch_loop(Watch *watch, int64_t until, bint with_work, Head *head) noexcept nogil:
+cdef int watch_loop(WorkerWatch *watch, int64_t until, bint with_work, Head *head) noexcept nogil:
     cdef pollfd fds[PLACES]
     cdef int64_t wait_ns
     cdef int count = PLACES if with_work else PLACES - 1
@@ -119,7 +119,7 @@ cdef int watch_loop(Watch *watch, int64_t until, bint with_work, Head *head) noe
             return PLACES
 
 
-cdef bint take_work(Watch *watch, Head *head) noexcept nogil:
+cdef bint take_work(WorkerWatch *watch, Head *head) noexcept nogil:
     # True: channel.packet has a packet for the caller
     cdef ssize_t size = packet_poll(watch.channel.work, watch.channel.packet, PACKET)
     if size <= 0 or not is_whole(watch, watch.channel.packet, size, head):
@@ -130,7 +130,7 @@ cdef bint take_work(Watch *watch, Head *head) noexcept nogil:
     return True
 
 
-cdef bint is_whole(Watch *watch, const uint8_t *packet, ssize_t size, Head *head) noexcept nogil:
+cdef bint is_whole(WorkerWatch *watch, const uint8_t *packet, ssize_t size, Head *head) noexcept nogil:
     # whether the packet has a head, which is set, and the record that fits it; otherwise the worker is ended
     if size < <ssize_t>sizeof(Head):
         channel_break(watch.channel, "sent a packet without a head")
@@ -142,7 +142,7 @@ cdef bint is_whole(Watch *watch, const uint8_t *packet, ssize_t size, Head *head
     return True
 
 
-cdef void list_all(Watch *watch, pollfd *fds) noexcept nogil:
+cdef void list_all(WorkerWatch *watch, pollfd *fds) noexcept nogil:
     cdef int i
     for i in range(PLACES):
         fds[i].events = POLLIN
@@ -153,7 +153,7 @@ cdef void list_all(Watch *watch, pollfd *fds) noexcept nogil:
     fds[<int>AT_WORK].fd = watch.channel.work
 
 
-cdef void list_outlets(Watch *watch, pollfd *fds) noexcept nogil:
+cdef void list_outlets(WorkerWatch *watch, pollfd *fds) noexcept nogil:
     cdef Channel *channel = watch.channel
     lock(&channel.guard)  # other threads add packets that a full socket did not take
     fds[<int>AT_SIDE].events = POLLIN | (POLLOUT if channel.side.first != NULL else 0)
@@ -163,7 +163,7 @@ cdef void list_outlets(Watch *watch, pollfd *fds) noexcept nogil:
     fds[<int>AT_CALLS].events = POLLOUT if channel.submission != NULL else POLLIN
 
 
-cdef bint watch_is_ending(Watch *watch) noexcept nogil:
+cdef bint watch_is_ending(WorkerWatch *watch) noexcept nogil:
     # the executor sets this state, or the front
     cdef bint out
     lock(&watch.channel.guard)
@@ -172,7 +172,7 @@ cdef bint watch_is_ending(Watch *watch) noexcept nogil:
     return out
 
 
-cdef void list_output(Watch *watch, pollfd *fds) noexcept nogil:
+cdef void list_output(WorkerWatch *watch, pollfd *fds) noexcept nogil:
     # a worker that prints more than may be read waits for the next second
     cdef int64_t now
     if watch.printed:
@@ -184,7 +184,7 @@ cdef void list_output(Watch *watch, pollfd *fds) noexcept nogil:
     fds[<int>AT_ERRORS].fd = watch.errors if watch.printed < OUTPUT_PER_SECOND else -1
 
 
-cdef int64_t patience(Watch *watch, int64_t until) noexcept nogil:
+cdef int64_t patience(WorkerWatch *watch, int64_t until) noexcept nogil:
     # how long to sleep; -1: until something comes
     cdef int64_t out = IDLE_NS if load32(&watch.channel.watching) else -1
     if watch.printed >= OUTPUT_PER_SECOND:
@@ -195,7 +195,7 @@ cdef int64_t patience(Watch *watch, int64_t until) noexcept nogil:
     return out
 
 
-cdef bint gathers(Watch *watch) noexcept nogil:
+cdef bint gathers(WorkerWatch *watch) noexcept nogil:
     # Whether the next look at the side socket comes later, once after each look at it: the worker sends one small
     # response after the other, and waits for nothing.
     if watch.steady < STEADY or watch.gathered:
@@ -204,7 +204,7 @@ cdef bint gathers(Watch *watch) noexcept nogil:
     return True
 
 
-cdef void look_after_memory(Watch *watch) noexcept nogil:
+cdef void look_after_memory(WorkerWatch *watch) noexcept nogil:
     # no packet has come for a while: give back memory that was not used since the last look
     cdef Channel *channel = watch.channel
     cdef int64_t taken
@@ -217,7 +217,7 @@ cdef void look_after_memory(Watch *watch) noexcept nogil:
     watch.taken = taken
 
 
-cdef void serve(Watch *watch, pollfd *fds) noexcept nogil:
+cdef void serve(WorkerWatch *watch, pollfd *fds) noexcept nogil:
     if fds[<int>AT_SIDE].revents & POLLOUT:
         flush(watch, &watch.channel.side)
     if fds[<int>AT_CALLS].revents & POLLIN:
@@ -232,13 +232,13 @@ cdef void serve(Watch *watch, pollfd *fds) noexcept nogil:
         watch.errors = fds[<int>AT_ERRORS].fd = -1
 
 
-cdef void flush(Watch *watch, Outlet *outlet) noexcept nogil:
+cdef void flush(WorkerWatch *watch, Outlet *outlet) noexcept nogil:
     lock(&watch.channel.guard)
     outlet_flush(outlet)
     unlock(&watch.channel.guard)
 
 
-cdef void drain(Watch *watch, pollfd *fds) noexcept nogil:
+cdef void drain(WorkerWatch *watch, pollfd *fds) noexcept nogil:
     # the worker has ended: read what it sent before
     fds[<int>AT_CALLS].fd = -1
     fds[<int>AT_WAKE].fd = -1
@@ -254,7 +254,7 @@ cdef void drain(Watch *watch, pollfd *fds) noexcept nogil:
             fds[<int>AT_OUTPUT].fd = fds[<int>AT_ERRORS].fd = -1
 
 
-cdef bint take_all_side(Watch *watch) noexcept nogil:
+cdef bint take_all_side(WorkerWatch *watch) noexcept nogil:
     # what the worker has sent up to now; False: it has closed the socket
     cdef int64_t now = now_ns()
     cdef ssize_t size
@@ -273,7 +273,7 @@ cdef bint take_all_side(Watch *watch) noexcept nogil:
     return size != 0
 
 
-cdef void take_side(Watch *watch, ssize_t size) noexcept nogil:
+cdef void take_side(WorkerWatch *watch, ssize_t size) noexcept nogil:
     cdef Head head
     cdef const uint8_t *packet = watch.channel.side_packet
     if not is_whole(watch, packet, size, &head):
@@ -289,7 +289,7 @@ cdef void take_side(Watch *watch, ssize_t size) noexcept nogil:
             channel_break(watch.channel, "sent a packet of an unknown kind")
 
 
-cdef bint take_output(Watch *watch, int fd, int stream) noexcept nogil:
+cdef bint take_output(WorkerWatch *watch, int fd, int stream) noexcept nogil:
     # read a piece of the worker's output; False: it has closed the pipe
     cdef char piece[OUTPUT_PIECE]
     cdef ssize_t size = read(fd, piece, OUTPUT_PIECE)
@@ -303,7 +303,7 @@ cdef bint take_output(Watch *watch, int fd, int stream) noexcept nogil:
     return True
 
 
-cdef void tell_packet(Watch *watch, const Head *head, const uint8_t *record) noexcept:
+cdef void tell_packet(WorkerWatch *watch, const Head *head, const uint8_t *record) noexcept:
     cdef Block *block
     try:
         if head.flags & IN_ARENA:
@@ -321,7 +321,7 @@ cdef void tell_packet(Watch *watch, const Head *head, const uint8_t *record) noe
         logger.exception("a packet of kind %d from a worker", head.kind)
 
 
-cdef void tell_output(Watch *watch, int stream, const char *data, ssize_t size) noexcept:
+cdef void tell_output(WorkerWatch *watch, int stream, const char *data, ssize_t size) noexcept:
     try:
         (<object>watch.listener).on_output(stream, PyBytes_FromStringAndSize(data, size))
     except Exception:

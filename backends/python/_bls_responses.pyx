@@ -182,7 +182,7 @@ cdef bint lend_message(Channel *channel, uint64_t life, Block *block, uint64_t o
     cdef bint lent
     lock(&channel.guard)
     lent = (channel.calls.fd >= 0 and channel_life(channel) == life
-            and loan_begin(&channel.ledger, LOAN_MESSAGE, block, offset))
+            and loan_begin(&channel.loans, LOAN_MESSAGE, block, offset))
     unlock(&channel.guard)
     if not lent:
         block_give(block)

@@ -14,7 +14,7 @@ from inferd._native.request.request cimport Request
 from inferd._native.threads cimport Condition, Mutex
 from inferd._native.timers cimport Timer
 from inferd.backends.python._life cimport WorkerState
-from inferd.backends.python._loans cimport Ledger
+from inferd.backends.python._loans cimport Loans
 from inferd.backends.python._slots cimport Slots
 from inferd.backends.python._wire cimport Head
 
@@ -68,7 +68,7 @@ cdef struct Channel:
     bint maps_regions        # the worker can map shared memory of trusted clients; written while nothing is executed
     bint leaving             # do not wait for another worker
     Slots slots
-    Ledger ledger
+    Loans loans
     int64_t life             # atomic, written by the attendant: number of the worker, different for each
     int32_t call_count       # atomic, written with the lock: BLS calls in flight
     uint64_t call_bytes      # of their requests

@@ -51,7 +51,7 @@ from inferd.backends.python._loans cimport (
     Kept,
     execution_forget,
     kept_give,
-    ledger_free,
+    loans_free,
     loan_end_last,
 )
 from inferd.backends.python._slots cimport SLOT_OPEN, WINDOW, Slot, slot_credit, slot_find, slot_give, slot_return
@@ -146,7 +146,7 @@ cdef void channel_give(Channel *channel) noexcept nogil:
         return
     free(channel.slots.slots)
     free(channel.parting)
-    ledger_free(&channel.ledger)
+    loans_free(&channel.loans)
     free(channel.numbers)
     free(channel.why)
     free(channel.name)
@@ -255,8 +255,8 @@ cdef void end_loans(Channel *channel) noexcept nogil:
     cdef Kept *kept = NULL
     while True:
         lock(&channel.guard)
-        kept = execution_forget(&channel.ledger)
-        block = loan_end_last(&channel.ledger)
+        kept = execution_forget(&channel.loans)
+        block = loan_end_last(&channel.loans)
         unlock(&channel.guard)
         if kept == NULL and block == NULL:
             return

@@ -19,7 +19,7 @@ from inferd.backends.python._channel cimport Channel, channel_break, finish_deta
 from inferd.backends.python._grants cimport granted_record, grants_learn
 from inferd.backends.python._loans cimport LOAN_OUTPUT, Kept, execution_end, kept_give, kept_new
 from inferd.backends.python._record cimport record_refers
-from inferd.backends.python._responses cimport Origin, response_peek, response_read, status_of_code
+from inferd.backends.python._responses cimport ResponseSource, response_peek, response_read, status_of_code
 from inferd.backends.python._slots cimport SLOT_ANSWERED, Slot, slot_done, slot_find, slot_open
 from inferd.backends.python._wire cimport (
     FAILED,
@@ -46,7 +46,7 @@ cdef Slot *slot_at_rest(Channel *channel, uint64_t number) noexcept nogil:
 cdef Kept *kept_of(Channel *channel, const NativeBatch *batch, bint grants) noexcept nogil:
     # The blocks that the EXECUTE has referred to, and, if those are kept, too, the grants; NULL: no memory. Only this
     # thread begins and ends grants of this kind.
-    cdef uint32_t granted = load32(<const int32_t *>&channel.ledger.of_kind[<int>LOAN_OUTPUT]) if grants else 0
+    cdef uint32_t granted = load32(<const int32_t *>&channel.loans.of_kind[<int>LOAN_OUTPUT]) if grants else 0
     cdef Kept *kept = kept_new(1 + batch.count * batch.signature.input_count + granted)
     cdef const InputData *data
     cdef uint32_t i, input
@@ -63,15 +63,15 @@ cdef Kept *kept_of(Channel *channel, const NativeBatch *batch, bint grants) noex
                 kept.count += 1
     if granted:
         lock(&channel.guard)
-        for i in range(channel.ledger.count):
-            if channel.ledger.loans[i].kind == LOAN_OUTPUT:
-                kept.blocks[kept.count] = block_share(channel.ledger.loans[i].block)
+        for i in range(channel.loans.count):
+            if channel.loans.by_offset[i].kind == LOAN_OUTPUT:
+                kept.blocks[kept.count] = block_share(channel.loans.by_offset[i].block)
                 kept.count += 1
         unlock(&channel.guard)
     return kept
 
 
-cdef const char *check_done(Channel *channel, const NativeBatch *batch, const Origin *origin,
+cdef const char *check_done(Channel *channel, const NativeBatch *batch, const ResponseSource *source,
                             bint failed) noexcept nogil:
     # Validate each request's outcome, and claim the requests that DONE answers, so that their senders cannot. Returns
     # the rule that DONE breaks; NULL: none. Under the guard.
@@ -86,7 +86,7 @@ cdef const char *check_done(Channel *channel, const NativeBatch *batch, const Or
         if failed:
             status = RESPONSE_OPEN if slot.final_said else RESPONSE_ERROR
         else:
-            size = response_peek(origin, at, &status)
+            size = response_peek(source, at, &status)
             if size == 0:
                 return UNREADABLE
             at += size
@@ -112,14 +112,14 @@ cdef void detach(Channel *channel, NativeBatch *batch, uint32_t index) noexcept 
         finish_detached(channel, over, taken_ns)
 
 
-cdef bint read_responses(Channel *channel, NativeBatch *batch, const Origin *origin) noexcept nogil:
+cdef bint read_responses(Channel *channel, NativeBatch *batch, const ResponseSource *source) noexcept nogil:
     # False: they cannot be read
     cdef uint8_t status = 0
     cdef size_t at = 0
     cdef size_t used
     cdef uint32_t i
     for i in range(batch.count):
-        used = response_read(origin, at, &batch.requests[i].response, &status)
+        used = response_read(source, at, &batch.requests[i].response, &status)
         if used == 0:
             return False
         at += used
@@ -133,7 +133,7 @@ cdef bint read_responses(Channel *channel, NativeBatch *batch, const Origin *ori
     return True
 
 
-cdef void fail_all(Channel *channel, NativeBatch *batch, const Head *head, const Origin *origin) noexcept nogil:
+cdef void fail_all(Channel *channel, NativeBatch *batch, const Head *head, const ResponseSource *source) noexcept nogil:
     # except those that their senders have ended already
     cdef bint ended
     cdef uint32_t i
@@ -145,40 +145,40 @@ cdef void fail_all(Channel *channel, NativeBatch *batch, const Head *head, const
             detach(channel, batch, i)
         else:
             request_fail(batch.requests[i], status_of_code(head.code), format_text(
-                "%.*s", <int>origin.size, <const char *>origin.record))
+                "%.*s", <int>source.size, <const char *>source.record))
 
 
 cdef bint done_take(Channel *channel, NativeBatch *batch, const Head *head) noexcept nogil:
     cdef const char *rule = NULL
     cdef Kept *kept = NULL
-    cdef Origin origin
+    cdef ResponseSource source
     batch.output_start_ns = now_ns()
-    origin.record_block = granted_record(channel, head)
-    if origin.record_block == NULL:
+    source.record_block = granted_record(channel, head)
+    if source.record_block == NULL:
         return False
-    origin.record = origin.record_block.data
-    origin.size = head.size
-    origin.arena = channel.arena
-    origin.guard = &channel.guard
-    origin.ledger = &channel.ledger
-    origin.kind = LOAN_OUTPUT
+    source.record = source.record_block.data
+    source.size = head.size
+    source.arena = channel.arena
+    source.guard = &channel.guard
+    source.loans = &channel.loans
+    source.kind = LOAN_OUTPUT
     if head.flags & KEPT:
         kept = kept_of(channel, batch, head.flags & KEPT_GRANTS)
         if kept == NULL:
             rule = NO_MEMORY_TO_KEEP
     lock(&channel.guard)
     if rule == NULL:
-        kept = execution_end(&channel.ledger, kept, &rule)
+        kept = execution_end(&channel.loans, kept, &rule)
     if rule == NULL:
-        rule = check_done(channel, batch, &origin, head.flags & FAILED)
+        rule = check_done(channel, batch, &source, head.flags & FAILED)
     unlock(&channel.guard)
     kept_give(kept)
     if rule == NULL:
         if head.flags & FAILED:
-            fail_all(channel, batch, head, &origin)
-        elif not read_responses(channel, batch, &origin):
+            fail_all(channel, batch, head, &source)
+        elif not read_responses(channel, batch, &source):
             rule = UNREADABLE
-    block_give(origin.record_block)
+    block_give(source.record_block)
     if rule != NULL:
         channel_break(channel, rule)
         return False

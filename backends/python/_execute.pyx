@@ -121,7 +121,7 @@ cdef bint begin_batch(Channel *channel, NativeBatch *batch, bint may_wait, bint 
     begun = up[0] and take_slots(channel, batch)
     channel.executing = begun
     if begun:
-        channel.execution = execution_begin(&channel.ledger)
+        channel.execution = execution_begin(&channel.loans)
     unlock(&channel.guard)
     if begun:
         for i in range(batch.count):
@@ -146,7 +146,7 @@ cdef void end_batch(Channel *channel, NativeBatch *batch) noexcept nogil:
     lock(&channel.guard)
     give_slots(channel, batch, batch.count)
     channel.executing = False
-    channel.ledger.executing = False  # also if no EXECUTE was sent, or no DONE came
+    channel.loans.executing = False  # also if no EXECUTE was sent, or no DONE came
     unlock(&channel.guard)
     notify_all(&channel.changed)
     if load32(&channel.watching) == 0 and exchange32(&channel.watching, 1) == 0:

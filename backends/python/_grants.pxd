@@ -11,7 +11,7 @@ from inferd.backends.python._wire cimport Head
 # A copy of a record that the worker cannot change; NULL: no memory.
 cdef Block *record_copy(const uint8_t *record, uint32_t size) noexcept nogil
 
-# Lend a block of the arena, and note it in the ledger; NULL: no memory, or the worker has the maximum of loans of this
+# Lend a block of the arena, and note it as a loan; NULL: no memory, or the worker has the maximum of loans of this
 # kind.
 cdef Block *lend(Channel *channel, LoanKind kind, uint64_t size) noexcept nogil
 # The head of the packet that gives a worker this block, the reply to an ALLOCATE with this id. NULL: no memory.

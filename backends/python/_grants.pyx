@@ -26,7 +26,7 @@ cdef Block *lend(Channel *channel, LoanKind kind, uint64_t size) noexcept nogil:
     if block == NULL:
         return NULL
     lock(&channel.guard)
-    lent = loan_begin(&channel.ledger, kind, block, <uint64_t>(block.data - channel.arena.base))
+    lent = loan_begin(&channel.loans, kind, block, <uint64_t>(block.data - channel.arena.base))
     unlock(&channel.guard)
     if lent:
         return block
@@ -39,7 +39,7 @@ cdef Block *lent_record(Channel *channel, LoanKind kind, const Head *head) noexc
     cdef Block *copy
     cdef bint lent
     lock(&channel.guard)
-    lent = loan_find(&channel.ledger, kind, head.offset, head.size) != NULL
+    lent = loan_find(&channel.loans, kind, head.offset, head.size) != NULL
     unlock(&channel.guard)
     if not lent:
         channel_break(channel, "sent a packet that lies where it may not")
@@ -58,9 +58,9 @@ cdef void grants_end(Channel *channel) noexcept nogil:
     cdef Block *block
     channel.execute_block = NULL
     # Only the caller lends and ends loans of this kind; `end_loans` ends all of the worker's.
-    while load32(<const int32_t *>&channel.ledger.of_kind[<int>LOAN_OUTPUT]):
+    while load32(<const int32_t *>&channel.loans.of_kind[<int>LOAN_OUTPUT]):
         lock(&channel.guard)
-        block = loan_end_one(&channel.ledger, LOAN_OUTPUT)
+        block = loan_end_one(&channel.loans, LOAN_OUTPUT)
         unlock(&channel.guard)
         block_give(block)
 

@@ -10,7 +10,7 @@ from inferd._native.clock cimport now_ns
 from inferd._native.memory.arena cimport ArenaHandle, arena_take
 from inferd._native.memory.resource cimport Block, BlockView, block_give, block_view
 from inferd._native.threads cimport lock, unlock
-from inferd.backends.python._attend cimport AT_END, AT_WAKE, AT_WORK, Watch, watch_is_ending, watch_loop
+from inferd.backends.python._attend cimport AT_END, AT_WAKE, AT_WORK, WorkerWatch, watch_is_ending, watch_loop
 from inferd.backends.python._bls cimport bls_abandon, bls_close, bls_open
 from inferd.backends.python._channel cimport (
     Channel,
@@ -75,7 +75,7 @@ cdef class Link:
     cdef Channel *channel
     cdef ArenaHandle arena
     cdef object listener
-    cdef Watch watch
+    cdef WorkerWatch watch
     cdef BlockView held      # a record in the arena that the worker may be reading
 
     def __cinit__(self, ArenaHandle arena not None, str name not None, TeamHandle team not None, timeout_ns: int):

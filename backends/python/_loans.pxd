@@ -1,4 +1,4 @@
-# The ledger of loans: the memory of the arena that one worker may use, and until when.
+# The loans to a worker: the memory of the arena that it may use, and until when.
 #
 # There are three ways of lending. A *grant* is for data of the worker: for outputs of the batch that it executes (it
 # ends with DONE), or for one packet of the side socket (it ends with that packet, or with FREE). A *message* is a
@@ -36,8 +36,8 @@ cdef struct Kept:
     uint32_t count
     Block *blocks[1]         # as many as `count`
 
-cdef struct Ledger:
-    Loan *loans              # ordered by offset; no two overlap
+cdef struct Loans:
+    Loan *by_offset          # ordered by offset; no two overlap
     uint32_t count
     uint32_t capacity
     uint32_t of_kind[<int>LOAN_KINDS]  # atomic: read without the lock, to see whether there are any
@@ -49,28 +49,28 @@ cdef struct Ledger:
 
 # Lend a block at this offset of the arena. False: the worker has the maximum of loans, or there is no memory; the
 # block still belongs to the caller.
-cdef bint loan_begin(Ledger *ledger, LoanKind kind, Block *block, uint64_t offset) noexcept nogil
+cdef bint loan_begin(Loans *loans, LoanKind kind, Block *block, uint64_t offset) noexcept nogil
 # The loan of this kind that contains all of these bytes; NULL: none.
-cdef Loan *loan_find(const Ledger *ledger, LoanKind kind, uint64_t offset, uint64_t size) noexcept nogil
+cdef Loan *loan_find(const Loans *loans, LoanKind kind, uint64_t offset, uint64_t size) noexcept nogil
 # End a loan; its block belongs to the caller.
-cdef Block *loan_end(Ledger *ledger, Loan *loan) noexcept nogil
+cdef Block *loan_end(Loans *loans, Loan *loan) noexcept nogil
 # End any loan of this kind; NULL: there is none.
-cdef Block *loan_end_one(Ledger *ledger, LoanKind kind) noexcept nogil
+cdef Block *loan_end_one(Loans *loans, LoanKind kind) noexcept nogil
 # End the last loan, of any kind; NULL: there is none.
-cdef Block *loan_end_last(Ledger *ledger) noexcept nogil
+cdef Block *loan_end_last(Loans *loans) noexcept nogil
 
 # An EXECUTE is sent; returns its id.
-cdef uint64_t execution_begin(Ledger *ledger) noexcept nogil
+cdef uint64_t execution_begin(Loans *loans) noexcept nogil
 # The DONE of the execution has come. `kept`: the blocks of which the model keeps views, taken over; NULL: none. Returns
 # the blocks to give back; NULL: none. Sets `rule` if the worker has broken one.
-cdef Kept *execution_end(Ledger *ledger, Kept *kept, const char **rule) noexcept nogil
+cdef Kept *execution_end(Loans *loans, Kept *kept, const char **rule) noexcept nogil
 # RELEASE has come. Returns the blocks to give back, or NULL.
-cdef Kept *execution_release(Ledger *ledger, uint64_t id, const char **rule) noexcept nogil
+cdef Kept *execution_release(Loans *loans, uint64_t id, const char **rule) noexcept nogil
 # The worker has ended: remove an execution that it kept; NULL: there is none.
-cdef Kept *execution_forget(Ledger *ledger) noexcept nogil
+cdef Kept *execution_forget(Loans *loans) noexcept nogil
 
 # Without the lock.
 cdef Kept *kept_new(uint32_t most) noexcept nogil
 cdef void kept_give(Kept *kept) noexcept nogil
 # When all loans have ended.
-cdef void ledger_free(Ledger *ledger) noexcept nogil
+cdef void loans_free(Loans *loans) noexcept nogil

@@ -90,17 +90,17 @@ cdef inline bint within(const Block *block, const uint8_t *data, size_t size) no
             and size <= <size_t>(block.data + block.size - data))
 
 
-cdef Block *holder_of(const Origin *origin, const Request *request, uint64_t offset, uint64_t size) noexcept nogil:
+cdef Block *holder_of(const ResponseSource *source, const Request *request, uint64_t offset, uint64_t size) noexcept nogil:
     # the block that holds this part of the arena, if the worker may respond with it, with one more reference
-    cdef const uint8_t *data = origin.arena.base + offset
+    cdef const uint8_t *data = source.arena.base + offset
     cdef const Loan *loan
     cdef Block *block = NULL
     cdef uint32_t i
-    lock(origin.guard)
-    loan = loan_find(origin.ledger, origin.kind, offset, size)
+    lock(source.guard)
+    loan = loan_find(source.loans, source.kind, offset, size)
     if loan != NULL:
         block = block_share(loan.block)
-    unlock(origin.guard)
+    unlock(source.guard)
     if block != NULL:
         return block
     for i in range(request.signature.input_count):
@@ -123,20 +123,20 @@ cdef Block *part_of_input(const Request *request, const TensorRecord *record, co
     return block_share(input.block)
 
 
-cdef Block *content_of(const Origin *origin, const Request *request, const TensorRecord *record,
+cdef Block *content_of(const ResponseSource *source, const Request *request, const TensorRecord *record,
                        const uint8_t **data) noexcept nogil:
     # The block that contains the tensor, with one more reference; NULL: the worker may not put it there. BYTES tensors
     # contain lengths, which must not change after the check, so the worker must not reach them any more.
     cdef Block *block
     cdef Block *copy
-    if record.place == PLACE_INLINE and record.offset <= origin.size and record.size <= origin.size - record.offset:
-        data[0] = origin.record + record.offset
-        return block_share(origin.record_block)
+    if record.place == PLACE_INLINE and record.offset <= source.size and record.size <= source.size - record.offset:
+        data[0] = source.record + record.offset
+        return block_share(source.record_block)
     if record.place >= PLACE_INPUT:
         block = part_of_input(request, record, data)
-    elif record.place == PLACE_ARENA and record.offset <= origin.arena.size:
-        data[0] = origin.arena.base + record.offset
-        block = holder_of(origin, request, record.offset, record.size)
+    elif record.place == PLACE_ARENA and record.offset <= source.arena.size:
+        data[0] = source.arena.base + record.offset
+        block = holder_of(source, request, record.offset, record.size)
     else:
         return NULL
     if block == NULL or record.datatype != DT_BYTES:
@@ -185,7 +185,7 @@ cdef inline bint is_classified(const Response *response, uint32_t output) noexce
     return output < response.request.signature.output_count and response.outputs[output].classes > 0
 
 
-cdef void take_tensor(const Origin *origin, Response *response, TensorRecord *record,
+cdef void take_tensor(const ResponseSource *source, Response *response, TensorRecord *record,
                       const int64_t *shape) noexcept nogil:
     cdef const Request *request = response.request
     cdef const TensorSignature *tensor
@@ -200,7 +200,7 @@ cdef void take_tensor(const Origin *origin, Response *response, TensorRecord *re
         record.datatype = DT_BF16  # its bits, from a model without ml_dtypes
     if not tensor.state and not response.outputs[record.index].wanted:
         return
-    block = content_of(origin, request, record, &data)
+    block = content_of(source, request, record, &data)
     if block == NULL:
         wrong = format_text("output '%s' lies where the worker may not put it", tensor.name.data)
     else:
@@ -297,7 +297,7 @@ cdef bint take_parameters(Response *response, const uint8_t *data, size_t size) 
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-cdef size_t take_tensors(const Origin *origin, size_t at, size_t end, uint32_t count,
+cdef size_t take_tensors(const ResponseSource *source, size_t at, size_t end, uint32_t count,
                          Response *response) noexcept nogil:
     # the place behind them; 0 when they are not well-formed
     cdef TensorRecord tensor
@@ -306,49 +306,49 @@ cdef size_t take_tensors(const Origin *origin, size_t at, size_t end, uint32_t c
     for _ in range(count):
         if end - at < sizeof(TensorRecord):
             return 0
-        memcpy(&tensor, origin.record + at, sizeof(TensorRecord))
+        memcpy(&tensor, source.record + at, sizeof(TensorRecord))
         at += sizeof(TensorRecord)
         if tensor.rank > MAX_RANK or end - at < tensor.rank * sizeof(int64_t):
             return 0
-        memcpy(shape, origin.record + at, tensor.rank * sizeof(int64_t))
+        memcpy(shape, source.record + at, tensor.rank * sizeof(int64_t))
         at += tensor.rank * sizeof(int64_t)
-        take_tensor(origin, response, &tensor, shape)
+        take_tensor(source, response, &tensor, shape)
     return at
 
 
-cdef size_t read_head(const Origin *origin, size_t at, ResponseRecord *head) noexcept nogil:
-    if origin.size - at < sizeof(ResponseRecord):
+cdef size_t read_head(const ResponseSource *source, size_t at, ResponseRecord *head) noexcept nogil:
+    if source.size - at < sizeof(ResponseRecord):
         return 0
-    memcpy(head, origin.record + at, sizeof(ResponseRecord))
-    if head.size < sizeof(ResponseRecord) or head.size > origin.size - at or head.status > RESPONSE_RESCHEDULE:
+    memcpy(head, source.record + at, sizeof(ResponseRecord))
+    if head.size < sizeof(ResponseRecord) or head.size > source.size - at or head.status > RESPONSE_RESCHEDULE:
         return 0
     return head.size
 
 
-cdef size_t response_peek(const Origin *origin, size_t at, uint8_t *status) noexcept nogil:
+cdef size_t response_peek(const ResponseSource *source, size_t at, uint8_t *status) noexcept nogil:
     cdef ResponseRecord head
-    cdef size_t size = read_head(origin, at, &head)
+    cdef size_t size = read_head(source, at, &head)
     if size:
         status[0] = head.status
     return size
 
 
-cdef size_t response_read(const Origin *origin, size_t at, Response *response, uint8_t *status) noexcept nogil:
+cdef size_t response_read(const ResponseSource *source, size_t at, Response *response, uint8_t *status) noexcept nogil:
     cdef const Signature *signature = response.request.signature
     cdef ResponseRecord head
     cdef size_t end
     cdef uint32_t i
-    if read_head(origin, at, &head) == 0 or head.tensors > signature.output_count + signature.kept_count:
+    if read_head(source, at, &head) == 0 or head.tensors > signature.output_count + signature.kept_count:
         return 0
     status[0] = head.status
     end = at + head.size
-    at = take_tensors(origin, at + sizeof(ResponseRecord), end, head.tensors, response)
+    at = take_tensors(source, at + sizeof(ResponseRecord), end, head.tensors, response)
     if at == 0 or end - at < <size_t>head.text_size + head.parameters_size:
         return 0
     if head.status == RESPONSE_ERROR:
         response_fail(response, status_of_code(head.code), format_text(
-            "%.*s", <int>head.text_size, <const char *>origin.record + at))
-    if head.parameters_size and not take_parameters(response, origin.record + at + head.text_size,
+            "%.*s", <int>head.text_size, <const char *>source.record + at))
+    if head.parameters_size and not take_parameters(response, source.record + at + head.text_size,
                                                     head.parameters_size):
         return 0
     if head.status == RESPONSE_OK:

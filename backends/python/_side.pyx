@@ -37,7 +37,7 @@ from inferd.backends.python._loans cimport (
     loan_end,
     loan_find,
 )
-from inferd.backends.python._responses cimport Origin, response_read
+from inferd.backends.python._responses cimport ResponseSource, response_read
 from inferd.backends.python._slots cimport (
     READ_FURTHER,
     READ_NOTHING,
@@ -82,9 +82,9 @@ cdef bint spend(Channel *channel, LoanKind kind, uint64_t offset) noexcept nogil
     cdef Block *block = NULL
     cdef Loan *loan
     lock(&channel.guard)
-    loan = loan_find(&channel.ledger, kind, offset, 1)
+    loan = loan_find(&channel.loans, kind, offset, 1)
     if loan != NULL:
-        block = loan_end(&channel.ledger, loan)
+        block = loan_end(&channel.loans, loan)
     unlock(&channel.guard)
     block_give(block)
     return block != NULL
@@ -96,7 +96,7 @@ cdef void spend_named(Channel *channel, const Head *head, const Block *record) n
     cdef TensorRecord tensor
     cdef size_t at = sizeof(ResponseRecord)
     cdef uint32_t _
-    if channel.ledger.of_kind[<int>LOAN_PACKET] == 0:  # this thread is the only one that lends and ends these
+    if channel.loans.of_kind[<int>LOAN_PACKET] == 0:  # this thread is the only one that lends and ends these
         return
     if head.flags & IN_ARENA:
         spend(channel, LOAN_PACKET, head.offset)
@@ -121,7 +121,7 @@ cdef void take_release(Channel *channel, const Head *head) noexcept nogil:
             channel_break(channel, "released memory that it does not have")
         return
     lock(&channel.guard)
-    kept = execution_release(&channel.ledger, head.id, &rule)
+    kept = execution_release(&channel.loans, head.id, &rule)
     unlock(&channel.guard)
     kept_give(kept)
     if rule != NULL:
@@ -193,16 +193,16 @@ cdef Block *record_of(Channel *channel, const Head *head, const uint8_t *record)
 
 cdef bint fill(Channel *channel, const Head *head, Block *record, Response *response) noexcept nogil:
     # False: the worker is ended
-    cdef Origin origin
+    cdef ResponseSource source
     cdef uint8_t status
-    origin.record_block = record
-    origin.record = record.data
-    origin.size = head.size
-    origin.arena = channel.arena
-    origin.guard = &channel.guard
-    origin.ledger = &channel.ledger
-    origin.kind = LOAN_PACKET
-    if response_read(&origin, 0, response, &status) == 0:
+    source.record_block = record
+    source.record = record.data
+    source.size = head.size
+    source.arena = channel.arena
+    source.guard = &channel.guard
+    source.loans = &channel.loans
+    source.kind = LOAN_PACKET
+    if response_read(&source, 0, response, &status) == 0:
         channel_break(channel, "sent a response that cannot be read")
         return False
     block_give(response.ack)

@@ -29,8 +29,8 @@ from inferd._native.transport.call import Call, CallOverError
 from inferd._native.transport.client import ClientUse
 from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.io_thread import IoThreads
+from inferd._native.transport.thread_pool import PoolThreads
 from inferd._native.transport.tls import TlsSession
-from inferd._native.transport.workers import Workers
 from inferd.server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
 from inferd.server.errors import Denied, Exhausted
 from inferd.server.front.access import Access
@@ -139,7 +139,7 @@ class NativeDoor:
         self._access = access
         self._level = COMPRESSION_LEVELS[compression_level]
         self._timers = TimersHandle() if infer is None else infer.timers
-        self._workers = Workers(max(1, (os.cpu_count() or 1) // 2))
+        self._pool_threads = PoolThreads(max(1, (os.cpu_count() or 1) // 2))
         self._endpoint = Endpoint(
             self._on_call,
             max_message=max_message_bytes,
@@ -148,7 +148,7 @@ class NativeDoor:
             send_timeout=send_timeout,
             max_inflated=max_decompressed_bytes,
             native_level=self._level,
-            workers=self._workers,
+            pool_threads=self._pool_threads,
             max_streams=connections.max_streams,
             timers=self._timers,
         )
@@ -224,14 +224,14 @@ class NativeDoor:
             asyncio.get_running_loop().add_reader(self._timers.hear(), self._timers.run_events)
         else:
             self._infer.deliver_on(self._io)
-        self._workers.start()
+        self._pool_threads.start()
         self._io.start()  # if that fails, `_end_io` takes all of this back
 
     def _end_io(self) -> None:
         """End the I/O thread and the thread pool."""
         if self._io is not None:
             self._io.stop()
-        self._workers.close()
+        self._pool_threads.close()
         if self._io is None:
             return
         for pending in self._handshakes:

@@ -84,7 +84,7 @@ class LoadMeter:
 
     def _publish(self, report: OrcaLoadReport, queued: int) -> None:
         report.named_metrics["queue_depth"] = queued
-        report.named_metrics["inflight_requests"] = self._engine.infer.in_house
+        report.named_metrics["inflight_requests"] = self._engine.infer.admitted_count
         self.report = report.SerializeToString(deterministic=True)
         self._engine.infer.set_load_report(self.report)
 

@@ -247,7 +247,7 @@ async def test_responses_that_nobody_takes_are_not_made(tmp_path):
         ticket = engine.submit(message.SerializeToString(), lambda *answer: got.put_nowait(answer), stream=True)
         for _ in range(64):
             assert (await asyncio.wait_for(got.get(), 30))[0] == Status.OK
-        before = engine._deliveries.bridge.in_house
+        before = engine._deliveries.bridge.admitted_count
         for _ in range(3):  # each that is taken makes room for one
             ticket.taken()
             assert (await asyncio.wait_for(got.get(), 30))[0] == Status.OK

@@ -21,7 +21,7 @@ import h2.settings
 import pytest
 import uvloop
 
-from inferd._native.transport.workers import Workers
+from inferd._native.transport.thread_pool import PoolThreads
 from inferd.server.front import keepalive, native
 from inferd.server.front.keepalive import FAREWELL, LOOK, SLOWEST, SMALL, Action, ConnectionPolicy, Farewell
 from inferd.server.front.listeners import ListenPolicy
@@ -217,11 +217,11 @@ def test_a_request_that_waits_to_be_inflated_is_answered_when_the_server_stops(m
     """The request has come whole; that the thread pool is busy is no reason to refuse it."""
     pools = []
 
-    class Busy(Workers):
+    class Busy(PoolThreads):
         def start(self) -> None:
             pools.append(super().start)
 
-    monkeypatch.setattr(native, "Workers", Busy)
+    monkeypatch.setattr(native, "PoolThreads", Busy)
     text = random.Random(5).randbytes(40_000)
     compressed = gzip.compress(text)
 

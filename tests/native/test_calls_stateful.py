@@ -20,7 +20,7 @@ from inferd._native.transport.call import EVENT_CLOSED, Call
 from inferd._native.transport.client import ClientUse
 from inferd._native.transport.connection import Connection
 from inferd._native.transport.endpoint import Endpoint
-from inferd._native.transport.workers import Workers
+from inferd._native.transport.thread_pool import PoolThreads
 from tests.native.h2peer import INFER, Clock, Lanes, Peer, framed, output
 
 KIB = 1 << 10
@@ -53,15 +53,15 @@ class Calls(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.before = live_counters()
-        self.workers = Workers(1)
-        self.workers.start()
+        self.pool_threads = PoolThreads(1)
+        self.pool_threads.start()
         self.lanes = Lanes()
         self.taken: dict[str, Call] = {}  # by the number in their metadata
         self.closed: set[str] = set()
         self.endpoint = Endpoint(
             self._on_call,
             max_held_bytes=LIMIT,
-            workers=self.workers,
+            pool_threads=self.pool_threads,
             native_level=1,
             receive_timeout=30.0,
             send_timeout=30.0,
@@ -182,7 +182,7 @@ class Calls(RuleBasedStateMachine):
 
     @rule()
     def inflate(self):
-        """What workers have done comes back, if they have done it."""
+        """What the thread pool has done comes back, if it has done it."""
         self.endpoint.collect_jobs()
         self._flush()
 
@@ -228,7 +228,7 @@ class Calls(RuleBasedStateMachine):
         for peer in self.peers:
             peer.close()
         self.lanes.settle()
-        self.workers.close()
+        self.pool_threads.close()
         assert self.endpoint.held == 0
         self.taken.clear()
         self.lanes.close()

@@ -19,7 +19,7 @@ from inferd._native.transport.call import EVENT_HALF_CLOSE, EVENT_MESSAGE
 from inferd._native.transport.client import ClientUse
 from inferd._native.transport.compression import DEFLATE, GZIP, _deflate, _inflate
 from inferd._native.transport.connection import Connection
-from inferd._native.transport.workers import Workers
+from inferd._native.transport.thread_pool import PoolThreads
 from tests.native.h2peer import INFER, Echo, Lanes, Peer, framed, output
 
 ECHO = "/test.Echo/Echo"
@@ -180,22 +180,22 @@ pytestmark = pytest.mark.usefixtures("native_counters")
 
 
 @pytest.fixture
-def workers():
-    workers = Workers(1)
-    workers.start()
-    yield workers
-    workers.close()
+def pool_threads():
+    pool_threads = PoolThreads(1)
+    pool_threads.start()
+    yield pool_threads
+    pool_threads.close()
 
 
-@pytest.fixture(params=["at once", "on workers"])
+@pytest.fixture(params=["at once", "on the thread pool"])
 def jobs(request):
-    """The Workers of an endpoint, or None."""
-    return request.getfixturevalue("workers") if request.param == "on workers" else None
+    """The PoolThreads of an endpoint, or None."""
+    return request.getfixturevalue("pool_threads") if request.param == "on the thread pool" else None
 
 
 @pytest.fixture
 def echo(jobs):
-    return Echo(workers=jobs, max_inflated=MIB)
+    return Echo(pool_threads=jobs, max_inflated=MIB)
 
 
 @pytest.fixture
@@ -205,13 +205,13 @@ def peer(echo):
     peer.close()
 
 
-def settle(peer, endpoint, workers, condition):
+def settle(peer, endpoint, pool_threads, condition):
     """Exchange bytes and collect jobs until the condition holds."""
     end = time.monotonic() + 60
     peer.pump()
     while not condition():
         assert time.monotonic() < end, "nothing more happens"
-        if workers is not None and select.select([workers.event_fd], [], [], 0.01)[0]:
+        if pool_threads is not None and select.select([pool_threads.event_fd], [], [], 0.01)[0]:
             endpoint.collect_jobs()
         peer.pump()
 
@@ -252,9 +252,9 @@ def test_messages_keep_their_order(peer, echo, jobs, encoding):
 @given(st.lists(st.tuples(st.integers(0, 200_000), st.booleans()), max_size=12), st.integers(0, 2**32))
 @settings(max_examples=30, deadline=None)
 def test_any_messages(sizes, seed):
-    workers = Workers(1)
-    workers.start()
-    echo = Echo(workers=workers)
+    pool_threads = PoolThreads(1)
+    pool_threads.start()
+    echo = Echo(pool_threads=pool_threads)
     peer = Peer(echo.endpoint)
     messages = [text(size, seed + index) for index, (size, _) in enumerate(sizes)]
     parts = [
@@ -265,11 +265,11 @@ def test_any_messages(sizes, seed):
         stream = peer.open(ECHO, (("grpc-encoding", "deflate"),), end=not parts)
         if parts:
             peer.send_all(stream, b"".join(parts))
-        settle(peer, echo.endpoint, workers, lambda: peer.answers[stream].ended)
+        settle(peer, echo.endpoint, pool_threads, lambda: peer.answers[stream].ended)
         assert peer.answers[stream].messages == messages
     finally:
         peer.close()
-        workers.close()
+        pool_threads.close()
 
 
 @pytest.mark.parametrize("size", [100, 200_000])
@@ -297,38 +297,38 @@ def test_wrong_marks(peer, echo, jobs, encoding, mark):
     assert call(peer, echo, jobs, framed(b"data", compressed=mark), encoding=encoding).status == INTERNAL
 
 
-def test_messages_that_nobody_takes_are_not_inflated(workers):
+def test_messages_that_nobody_takes_are_not_inflated(pool_threads):
     """A hundred small messages of 1 MiB each: those beyond the bound of a stream stay as they are."""
-    echo = Echo(workers=workers)
+    echo = Echo(pool_threads=pool_threads)
     echo.hold = True
     peer = Peer(echo.endpoint)
     packed = framed(zlib.compress(bytes(MIB)), compressed=1)
     stream = peer.open(ECHO, (("grpc-encoding", "deflate"),))
     peer.send_all(stream, packed * 100, end=True)
-    settle(peer, echo.endpoint, workers, lambda: (0, EVENT_MESSAGE) in echo.events)
+    settle(peer, echo.endpoint, pool_threads, lambda: (0, EVENT_MESSAGE) in echo.events)
     time.sleep(0.05)
     echo.endpoint.collect_jobs()
     assert echo.events == [(0, EVENT_MESSAGE)]
     taken = 0
     while not echo.calls[0].half_closed or taken < 100:
-        settle(peer, echo.endpoint, workers, lambda taken=taken: len(echo.events) > taken)
+        settle(peer, echo.endpoint, pool_threads, lambda taken=taken: len(echo.events) > taken)
         assert echo.calls[0].take_message() == bytes(MIB)
         taken += 1
-    settle(peer, echo.endpoint, workers, lambda: (0, EVENT_HALF_CLOSE) in echo.events)
+    settle(peer, echo.endpoint, pool_threads, lambda: (0, EVENT_HALF_CLOSE) in echo.events)
     assert taken == 100
     peer.close()
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_streams_that_end_while_workers_have_their_messages(workers, seed):
+def test_streams_that_end_while_the_pool_has_their_messages(pool_threads, seed):
     draw = random.Random(seed)
-    echo = Echo(workers=workers)
+    echo = Echo(pool_threads=pool_threads)
     peer = Peer(echo.endpoint, window=1 << 24)
     packed = framed(zlib.compress(text(300_000), 1), compressed=1)
     for _ in range(40):
         stream = peer.open(ECHO, (("grpc-encoding", "deflate"), ("grpc-accept-encoding", "gzip")))
         peer.send_all(stream, packed, end=draw.random() < 0.5)
-        if draw.random() < 0.5 and select.select([workers.event_fd], [], [], 0.02)[0]:
+        if draw.random() < 0.5 and select.select([pool_threads.event_fd], [], [], 0.02)[0]:
             echo.endpoint.collect_jobs()
         if not peer.answers[stream].ended:
             peer.h2.reset_stream(stream)
@@ -337,8 +337,8 @@ def test_streams_that_end_while_workers_have_their_messages(workers, seed):
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.002, 0.02])
-def test_a_connection_that_closes_while_workers_have_its_messages(workers, wait):
-    echo = Echo(workers=workers)
+def test_a_connection_that_closes_while_the_pool_has_its_messages(pool_threads, wait):
+    echo = Echo(pool_threads=pool_threads)
     peer = Peer(echo.endpoint)
     for _ in range(8):
         stream = peer.open(ECHO, (("grpc-encoding", "gzip"),))
@@ -376,7 +376,7 @@ class Compressing(Echo):
     ],
 )
 def test_answers(jobs, wanted, accept, got):
-    echo = Compressing(wanted, workers=jobs)
+    echo = Compressing(wanted, pool_threads=jobs)
     peer = Peer(echo.endpoint, window=1 << 24)
     messages = [text(size, size) for size in (10, 2000, 300_000, 500, 9_000, 1_500_000, 3)] + [os.urandom(100_000), b""]
     answer = call(peer, echo, jobs, *map(framed, messages), encoding="identity", accept=accept)
@@ -389,8 +389,8 @@ def test_answers(jobs, wanted, accept, got):
     peer.close()
 
 
-def test_an_error_after_answers_that_wait(workers):
-    echo = Echo(workers=workers)
+def test_an_error_after_answers_that_wait(pool_threads):
+    echo = Echo(pool_threads=pool_threads)
     echo.hold = True
     peer = Peer(echo.endpoint, window=1 << 24)
     stream = peer.open(ECHO, (("grpc-accept-encoding", "gzip"),))
@@ -402,7 +402,7 @@ def test_an_error_after_answers_that_wait(workers):
     handled.send_message(b"plain", compress=False)
     handled.end(5, "not there")
     answer = peer.answers[stream]
-    settle(peer, echo.endpoint, workers, lambda: answer.ended)
+    settle(peer, echo.endpoint, pool_threads, lambda: answer.ended)
     assert [(compressed, len(data)) for compressed, data in pieces(answer)][1] == (0, 5)
     assert gzip.decompress(pieces(answer)[0][1]) == text(500_000)
     assert (answer.status, answer.trailers["grpc-message"]) == (5, "not there")
@@ -424,7 +424,7 @@ def test_compression_is_chosen_before_the_headers(peer, echo, jobs):
 
 @pytest.fixture
 def lanes(jobs):
-    lanes = Lanes(workers=jobs, max_inflated=4 * MIB, native_level=6)
+    lanes = Lanes(pool_threads=jobs, max_inflated=4 * MIB, native_level=6)
     yield lanes
     lanes.close()
 
@@ -479,10 +479,10 @@ BESIDE = 768  # bytes of memory that a message takes beside its own
 
 
 @pytest.mark.parametrize("end", ["reset", "hang up"])
-def test_messages_of_calls_that_are_over_are_not_kept_for_a_worker(end, native_counters):
-    """No worker has begun with them: they go with their calls, and what they were charged goes with them."""
-    workers = Workers(1)  # that does not work yet
-    echo = Echo(workers=workers)
+def test_messages_of_calls_that_are_over_are_not_kept_for_the_pool(end, native_counters):
+    """No thread of the pool has begun with them: they go with their calls, and their charge goes with them."""
+    pool_threads = PoolThreads(1)  # that does not work yet
+    echo = Echo(pool_threads=pool_threads)
     peer = Peer(echo.endpoint, window=1 << 24)
     packed = framed(gzip.compress(random.Random(1).randbytes(100_000)), compressed=1)
     before = live_counters()["blocks"]
@@ -501,14 +501,14 @@ def test_messages_of_calls_that_are_over_are_not_kept_for_a_worker(end, native_c
     assert (echo.endpoint.held, echo.endpoint.departed) == (0, 0)
     assert live_counters()["blocks"] <= before + 2, "of the connection's output"
     peer.close()
-    workers.close()
+    pool_threads.close()
 
 
-def test_what_a_worker_has_begun_with_is_charged_until_it_is_given_back(native_counters):
+def test_what_a_thread_has_begun_with_is_charged_until_it_is_given_back(native_counters):
     """The call may be over: then only the server holds the memory."""
-    workers = Workers(1)
-    workers.start()
-    echo = Echo(workers=workers)
+    pool_threads = PoolThreads(1)
+    pool_threads.start()
+    echo = Echo(pool_threads=pool_threads)
     use = ClientUse("client")
     peer = Peer(echo.endpoint, window=1 << 24)
     peer.connection.close()
@@ -524,6 +524,6 @@ def test_what_a_worker_has_begun_with_is_charged_until_it_is_given_back(native_c
     assert echo.endpoint.held in (0, len(packed) - 5 + BESIDE)
     assert echo.endpoint.ledger_agrees()
     peer.close()
-    settle(peer, echo.endpoint, workers, lambda: echo.endpoint.held == 0)
-    workers.close()
+    settle(peer, echo.endpoint, pool_threads, lambda: echo.endpoint.held == 0)
+    pool_threads.close()
     assert echo.endpoint.ledger_agrees()

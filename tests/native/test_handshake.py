@@ -11,8 +11,8 @@ import pytest
 
 from inferd._native.transport.connection import Connection
 from inferd._native.transport.handshake import Handshake
+from inferd._native.transport.thread_pool import PoolThreads
 from inferd._native.transport.tls import TlsContext
-from inferd._native.transport.workers import Workers
 from tests.conformance.raw import Client
 from tests.front.certificates import Authority
 from tests.native.threaded import Threaded
@@ -29,8 +29,8 @@ def pair(tmp_path_factory):
 class Door(Threaded):
     """With TLS."""
 
-    def __init__(self, pair, workers: Workers | None = None) -> None:
-        super().__init__(lambda call: None, workers)
+    def __init__(self, pair, pool_threads: PoolThreads | None = None) -> None:
+        super().__init__(lambda call: None, pool_threads)
         self.context = TlsContext(pair.certificate.read_bytes(), pair.key.read_bytes())
         self.over: list[Handshake] = []
 
@@ -75,7 +75,7 @@ def test_nothing_of_a_session_is_left(pair):
 
 def test_an_aborted_handshake_needs_no_thread_of_the_pool(pair):
     """No thread of the pool is free for the client's first bytes. The handshake is over nevertheless."""
-    with contextlib.closing(Door(pair, Workers(1))) as door:  # it has not been started
+    with contextlib.closing(Door(pair, PoolThreads(1))) as door:  # it has not been started
         end, handshake = door.accept()
         end.sendall(b"\x16\x03\x01")
         handshake.abort()

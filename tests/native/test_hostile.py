@@ -10,7 +10,7 @@ import pytest
 
 from inferd._native.transport.connection import Connection
 from inferd._native.transport.endpoint import Endpoint
-from inferd._native.transport.workers import Workers
+from inferd._native.transport.thread_pool import PoolThreads
 from tests.conformance import h2cases
 from tests.conformance.h2cases import CALM, END_HEADERS, END_STREAM, HEADERS, MARK, PREFACE, Seen, frame
 from tests.framing import framed
@@ -284,13 +284,13 @@ def test_ten_thousand_random_byte_streams():
         wire.close()
 
 
-def test_workers_that_cannot_be_made_close_nothing(monkeypatch):
+def test_pool_threads_that_cannot_be_made_close_nothing(monkeypatch):
     def fail(*_):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("os.eventfd", fail)
     with pytest.raises(OSError, match="Too many open files"):
-        Workers(1)
+        PoolThreads(1)
     gc.collect()
     os.fstat(0)  # still open
 

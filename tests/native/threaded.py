@@ -10,16 +10,16 @@ from inferd._native.timers import TimersHandle
 from inferd._native.transport.call import Call
 from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.io_thread import IoThreads
-from inferd._native.transport.workers import Workers
+from inferd._native.transport.thread_pool import PoolThreads
 
 
 class Threaded:
     """Endpoint, timers and thread, and the sockets that it has had."""
 
-    def __init__(self, on_call: Callable[[Call], None], workers: Workers | None = None) -> None:
+    def __init__(self, on_call: Callable[[Call], None], pool_threads: PoolThreads | None = None) -> None:
         self.timers = TimersHandle()
-        self.workers = workers
-        self.endpoint = Endpoint(on_call, timers=self.timers, workers=workers)
+        self.pool_threads = pool_threads
+        self.endpoint = Endpoint(on_call, timers=self.timers, pool_threads=pool_threads)
         self.timers.hear()
         self.io = IoThreads(self.endpoint)
         self.io.start()
@@ -36,8 +36,8 @@ class Threaded:
     def close(self) -> None:
         """End the threads, and close the sockets."""
         self.io.stop()
-        if self.workers is not None:
-            self.workers.close()
+        if self.pool_threads is not None:
+            self.pool_threads.close()
         self.timers.run_events()
         for end in self.ends:
             end.close()

@@ -183,8 +183,8 @@ class Bounds:
             lane = version.loaded.lane
             if lane.pending:
                 raise Violation(f"{version.prefix}: {lane.pending} requests wait, and nobody asks anything")
-        if simulation.service.in_house:
-            raise Violation(f"{simulation.service.in_house} requests are in the house, and nobody asks anything")
+        if simulation.service.admitted_count:
+            raise Violation(f"{simulation.service.admitted_count} requests are in flight, and nobody asks anything")
         if simulation.endpoint.held:
             raise Violation(f"{simulation.endpoint.ledger} are held, and nobody asks anything")
         if objects_wait():

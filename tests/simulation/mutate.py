@@ -311,19 +311,19 @@ FAULTS = (
     ),
     shared(
         "a job is taken back while it runs",
-        "transport/workers",
+        "transport/thread_pool",
         "        if job != NULL:\n            job.waits = False\n            break\n",
         "        if job != NULL:\n            break\n",
     ),
     shared(
         "no thread of the pool is woken for a job",
-        "transport/workers",
+        "transport/thread_pool",
         "    if taken:\n        notify_one(&thread_pool.work)\n",
         "",
     ),
     shared(
         "the signal of the pool is read when its jobs have been taken",
-        "transport/workers",
+        "transport/thread_pool",
         "    unlock(&thread_pool.guard)\n    while job != NULL:  # in the order of completion\n",
         "    unlock(&thread_pool.guard)\n    read(thread_pool.event_fd, &count, sizeof(count))\n"
         "    while job != NULL:  # in the order of completion\n",
@@ -595,7 +595,7 @@ FAULTS = (
     ),
     fault(
         "of several messages that are compressed, one is heard of",
-        "transport/workers",
+        "transport/thread_pool",
         "    cdef bint alone = not is_signalled(thread_pool)\n    job.following",
         "    cdef bint alone = is_signalled(thread_pool)\n    job.following",
     ),
@@ -631,10 +631,10 @@ FAULTS = (
     ),
     # limits, order, and what models say of themselves
     fault(
-        "one request more is in the house than may be",
+        "one request more is in flight than may be",
         "service/submission",
-        "self.bridge.in_house >= self.max_inflight",
-        "self.bridge.in_house > self.max_inflight",
+        "self.bridge.admitted_count >= self.max_inflight",
+        "self.bridge.admitted_count > self.max_inflight",
     ),
     fault(
         "those who have shared an execution are not counted",
@@ -840,11 +840,11 @@ FAULTS = (
         "    message.charge = receiver.charge\n",
     ),
     fault(
-        "a request that has left the house is counted in it",
+        "a request that has ended is still counted",
         "request/bridge",
-        "    if request_end(request, &(<Bridge *>request.bridge).in_house):\n",
+        "    if request_end(request, &(<Bridge *>request.bridge).admitted_count):\n",
         "    if request.terms.deadline_ns:\n        request.admitted = False\n"
-        "    if request_end(request, &(<Bridge *>request.bridge).in_house):\n",
+        "    if request_end(request, &(<Bridge *>request.bridge).admitted_count):\n",
     ),
     # resources
     fault(
@@ -1197,7 +1197,7 @@ FAULTS = (
     # the thread pool, which compresses and inflates
     fault(
         "the pool tells nobody of messages that it has finished",
-        "transport/workers",
+        "transport/thread_pool",
         "        alone = finish(thread_pool, job)\n",
         "        finish(thread_pool, job)\n",
     ),

@@ -442,13 +442,13 @@ class Oracle:
         return (kind.name, call.number) in self.simulation.executions.count
 
     def note_house(self) -> None:
-        """Look how many requests are in the house: as many as may be, at most, but for what workers ask."""
+        """Look how many requests are in flight: as many as may be, at most, but for what workers ask."""
         simulation = self.simulation
-        limit, count = simulation.service_limit, simulation.service.in_house
+        limit, count = simulation.service_limit, simulation.service.admitted_count
         if count >= limit // 2:  # a client may have asked, been refused and cancelled another request in one chunk
             self.full_ns = simulation.world.now()
         if count > limit and not self.workers_ask:
-            raise Violation(f"{count} requests are in the house, where {limit} may be")
+            raise Violation(f"{count} requests are in flight, where {limit} may be")
 
     def _check_answer(self, call: Call) -> None:
         head = bytes(call.stream.data[:20])
@@ -562,8 +562,8 @@ class Oracle:
             return
         executed = simulation.endpoint.ledger["executed"]
         handled = live_counters()["exchanges"] or simulation.door._contexts
-        if executed and simulation.service.in_house == 0 and not handled:
-            raise Violation(f"{executed} bytes are held as executed, and no request is in the house")
+        if executed and simulation.service.admitted_count == 0 and not handled:
+            raise Violation(f"{executed} bytes are held as executed, and no request is in flight")
         if responses_wait(simulation.endpoint):
             raise Violation("responses have been handed over, and no thread has heard of them")
         for instance in simulation.executions.running:
@@ -615,8 +615,8 @@ class Oracle:
             raise Violation("the sums of the ledger do not agree")
         if endpoint.held:
             raise Violation(f"the server holds {endpoint.held} bytes of nobody: {endpoint.ledger}")
-        if simulation.service.in_house:
-            raise Violation(f"{simulation.service.in_house} requests are in the house, and nobody has asked")
+        if simulation.service.admitted_count:
+            raise Violation(f"{simulation.service.admitted_count} requests are in flight, and nobody has asked")
         counted = Counter(refusal_counts())
         counted.subtract(self.refusals)
         if uncounted := self.reasons - counted:

@@ -17,7 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import inferd._native.transport.io_thread
-import inferd._native.transport.workers
+import inferd._native.transport.thread_pool
 import inferd.server.engine.housekeeping.threads as engine_threads
 from inferd.server.engine.loading.demand import Demand
 from tests.simulation.world import NEVER, World, WorldThread
@@ -139,7 +139,7 @@ def hook(world: World) -> None:
     inferd._native.transport.io_thread.threading = SimpleNamespace(  # type: ignore[attr-defined]
         Thread=partial(Servant, world)
     )
-    inferd._native.transport.workers.threading = SimpleNamespace(  # type: ignore[attr-defined]
+    inferd._native.transport.thread_pool.threading = SimpleNamespace(  # type: ignore[attr-defined]
         Thread=partial(Servant, world), get_native_id=threading.get_native_id
     )
     engine_threads.SimpleQueue = partial(WorldQueue, world)  # type: ignore[assignment, misc]

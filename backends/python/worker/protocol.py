@@ -44,8 +44,8 @@ any time.
 * For its outputs the worker gets a *grant*: the range in the EXECUTE. When that is too small it asks for another:
   ALLOCATE (bytes in `offset`) is answered by ALLOCATED on the same socket, with the same id, with the offset, or with
   a `code` other than 0 when there is no memory. Grants of the work socket end with DONE, used or not; with the flag
-  KEPT_GRANTS beside KEPT they end when the memory of the EXECUTE does. One of the side socket is spent by the message
-  (RESPONSE, BLS_REQUEST) that names any byte of it, or given back unused by FREE. The worker must not touch a grant
+  KEPT_GRANTS beside KEPT they end when the memory of the EXECUTE does. A grant of the side socket ends with the
+  message (RESPONSE, BLS_REQUEST) that names any byte of it, or unused, with FREE. The worker must not touch a grant
   that has ended.
 * An output may also lie in the memory of an input of its own request, or of the EXECUTE: then nothing is copied. If
   the input is at place REGION, and the worker has not written to it, the output's place is INPUT plus the input's index
@@ -79,8 +79,8 @@ FINALIZED      work    server
 RESPONSE       side    server   id of the request, flags FINAL, EMPTY (no response, only the flag FINAL); one
                                 RESPONSE_HEAD and so on. Each that is not EMPTY uses up one credit of the request
 CREDIT         side    server   id of a request that has used up its credit and waits to send another response
-CREDIT         side    worker   the answer, when there is some: that id, `offset` = responses more that may be sent; not
-                                enough for all that wait, perhaps: then it is asked for again
+CREDIT         side    worker   the answer, once there is credit again: that id, `offset` = how many more responses may
+                                be sent. If more of them wait, the worker asks again
 RELEASE        side    server   see above
 FREE           side    server   `offset` of a grant
 BLS_REQUEST    calls   server   id chosen by the worker, flag DECOUPLED; BLS_HEAD, serialized ModelInferRequest
@@ -217,9 +217,9 @@ mapped. Follows the shape of a tensor at place REGION."""
 # -- responses, worker to server
 
 RESPONSE_HEAD = struct.Struct("<BBHIII")
-"""status, code of the error, tensors, bytes of the error text, bytes of the parameters, bytes of it all: this head, the
-tensors, the text, the parameters, INLINE data if they are kept here, up to a multiple of 8, where the next one begins.
-Follow: `tensors` TENSORs with their shapes, the text, the parameters. Only wanted outputs may be sent."""
+"""status, code of the error, number of tensors, bytes of the error text, bytes of the parameters, bytes up to the next
+RESPONSE_HEAD, this head included: a multiple of 8. Behind the head are `tensors` TENSORs with their shapes, the text,
+the parameters, and INLINE data, if the worker puts them here. Only wanted outputs may be sent."""
 
 STATUS_OK = 0
 STATUS_ERROR = 1

@@ -51,12 +51,12 @@ def read_override(name: str, config: str, files: Mapping[str, bytes]) -> Overrid
     Raises:
         InvalidArgument: a parameter is malformed; the texts are Triton's.
     """
-    understood = None
+    parsed = None
     if len(config) > MOST:
         raise InvalidArgument(f"{POLLED.format(name)}Invalid config override: it has more than {MOST} characters")
     if config:
         try:
-            understood = config_from_json(config)
+            parsed = config_from_json(config)
         except ValueError as error:
             raise InvalidArgument(f"{POLLED.format(name)}Invalid config override: {error}") from error
     paths = {}
@@ -64,9 +64,9 @@ def read_override(name: str, config: str, files: Mapping[str, bytes]) -> Overrid
         if not key.startswith(FILE):
             raise InvalidArgument(f"unrecognized load parameter '{key}'. expected a name such as file:1/model.onnx")
         paths[_inside(key)] = content
-    if paths and understood is None:
+    if paths and parsed is None:
         raise InvalidArgument("Load parameter 'config' must be specified for model file override")
-    return Override(understood, paths)
+    return Override(parsed, paths)
 
 
 def _inside(name: str) -> str:

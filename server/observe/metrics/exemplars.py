@@ -35,7 +35,7 @@ class Exemplars:
         """Do nothing: there is nothing to close."""
 
     def of(self, model: str, version: int) -> list[tuple[int, bytes]]:
-        """Durations in nanoseconds, ascending, each with the text of its exemplar, which has it in microseconds."""
+        """Pairs, ascending: the duration of a request in nanoseconds, and its exemplar as text (in microseconds)."""
         with self._guard:
             return sorted(self._kept.get((model, version), {}).values())
 

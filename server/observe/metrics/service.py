@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BUILD = Family("inferd_build_info", "What runs: always 1")
 READY = Family("inferd_ready", "1 while ServerReady answers true, else 0")
-IN_HOUSE = Family("inferd_inflight_requests", "Inference requests that were admitted and have not ended")
+INFLIGHT = Family("inferd_inflight_requests", "Inference requests that were admitted and have not ended")
 REFUSED = Family("inferd_refused_requests_total", "Requests and calls that were refused, by reason", "counter")
 LOADS = Family("inferd_model_loads_total", "Versions of models that were loaded", "counter")
 FAILED_LOADS = Family("inferd_model_load_failures_total", "Models that failed to load", "counter")
@@ -108,7 +108,7 @@ class Service:
         engine, traffic = self.engine, self.traffic()
         yield BUILD, [(written({**self.build, "python": platform.python_version()}), 1)]
         yield READY, [("", int(engine.ready))]
-        yield IN_HOUSE, [("", engine.infer.in_house)]
+        yield INFLIGHT, [("", engine.infer.admitted_count)]
         yield (
             REFUSED,
             [(written({"reason": reason}), count) for reason, count in refusal_counts().items()],

@@ -45,7 +45,7 @@ cdef bint thread_pool_withdraw(ThreadPool *thread_pool, Job *job) noexcept nogil
 cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil
 
 
-cdef class Workers:
+cdef class PoolThreads:
     cdef ThreadPool thread_pool
     cdef list threads
     cdef readonly int event_fd

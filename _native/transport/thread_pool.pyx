@@ -152,7 +152,7 @@ cdef void thread_pool_drain(ThreadPool *thread_pool) noexcept nogil:
         first = following
 
 
-cdef class Workers:
+cdef class PoolThreads:
     """Threads for the jobs of one front.
 
     When `event_fd` is readable, the I/O thread, or the event loop if there is none, drains the pool.
@@ -169,7 +169,7 @@ cdef class Workers:
             raise MemoryError
         self.event_fd = self.thread_pool.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.threads = [
-            threading.Thread(target=self._run, name=f"worker_{index}", daemon=True) for index in range(threads)
+            threading.Thread(target=self._run, name=f"pool_{index}", daemon=True) for index in range(threads)
         ]
 
     def __dealloc__(self):
@@ -186,7 +186,7 @@ cdef class Workers:
                 thread.start()
 
     def _run(self) -> None:
-        thread_name(b"inferd-worker")
+        thread_name(b"inferd-pool")
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICER)
         with nogil:
