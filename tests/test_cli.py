@@ -95,7 +95,7 @@ def refused(capsys, *arguments: str) -> str:
         (["--backend-config=onnxruntime,a=1", "--backend-config", "b=2"], "backend_config", ("onnxruntime,a=1", "b=2")),
     ],
 )
-def test_flags(serve, arguments: list[str], name: str, value: object) -> None:
+def test_an_option_gives_its_setting_in_each_spelling(serve, arguments: list[str], name: str, value: object) -> None:
     assert getattr(serve(*arguments), name) == value
 
 
@@ -355,7 +355,7 @@ def test_settings_are_frozen() -> None:
         ("unix:x.sock", UnixAddress("x.sock")),
     ],
 )
-def test_an_address(text: str, address: object) -> None:
+def test_an_address_is_read_and_written_the_same(text: str, address: object) -> None:
     found = parse_address(text, 8001)
     assert found == address
     assert parse_address(str(found), 0) == address
@@ -444,7 +444,7 @@ def test_the_source_has_the_headings_of_the_list() -> None:
 # ---- version --------------------------------------------------------------------------------------------------------
 
 
-def test_the_version() -> None:
+def test_version_names_build_libraries_and_python() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "inferd", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     )

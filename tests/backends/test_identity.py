@@ -37,7 +37,7 @@ def test_an_instance_is_native(backend, tmp_path):
         ({"row_delay_us": "7"}, (0, 7)),
     ],
 )
-def test_delays(backend, tmp_path, parameters, delays_us):
+def test_both_spellings_of_a_delay_are_read(backend, tmp_path, parameters, delays_us):
     assert backend.load(source(tmp_path, [], [], parameters)).delays_us == delays_us
 
 

@@ -23,7 +23,7 @@ FORWARD = ["image", "mask", "scale"]
         ([], []),
     ],
 )
-def test_inputs(names, positions):
+def test_names_of_inputs_give_their_positions(names, positions):
     assert input_positions("m", names, FORWARD) == positions
 
 
@@ -57,5 +57,5 @@ def test_more_inputs_than_arguments():
 @pytest.mark.parametrize(
     ("names", "positions"), [(["OUTPUT__1", "OUTPUT__0"], [1, 0]), (["probability", "label"], [0, 1])]
 )
-def test_outputs(names, positions):
+def test_names_of_outputs_give_their_positions(names, positions):
     assert output_positions("m", names) == positions

@@ -85,7 +85,7 @@ def test_signature_of_a_model_that_batches(backend, add):
         ((), False, (1,)),
     ],
 )
-def test_signature_dims(backend, tmp_path, shape, batches, dims):
+def test_a_signature_batches_when_its_first_dimension_is_free(backend, tmp_path, shape, batches, dims):
     (tmp_path / "model.onnx").write_bytes(identity_onnx(TensorProto.INT64, shape))
     signature = backend.inspect(source(tmp_path))
     assert (signature.batches, signature.inputs[0].dims, signature.outputs[0].dims) == (batches, dims, dims)
@@ -304,7 +304,7 @@ def test_an_optional_input_has_the_value_of_the_model_when_absent(backend, add):
         assert batch.outputs["z"].tolist() == [[expected, expected]]
 
 
-def test_scalars(backend, tmp_path):
+def test_a_tensor_without_dimensions_is_one_element(backend, tmp_path):
     (tmp_path / "model.onnx").write_bytes(identity_onnx(TensorProto.FLOAT, ()))
     runner = instance(backend, source(tmp_path, [("x", "FP32", (1,))], [("y", "FP32", (1,))]))
     batch = FakeBatch({"x": np.array([3], np.float32)}, {"y": "FP32"})
@@ -418,7 +418,7 @@ def settings(parameters, config=None, **fields):
     )
 
 
-def test_defaults():
+def test_settings_of_a_session_without_parameters():
     made = settings({})
     assert made.intra_op_num_threads == default_intra_op_threads()
     assert made.inter_op_num_threads == 0
@@ -471,7 +471,7 @@ def test_a_client_names_no_files_of_the_session(name):
     ("level", "expected"),
     [(None, "ENABLE_ALL"), (0, "ENABLE_ALL"), (1, "ENABLE_EXTENDED"), (-1, "ENABLE_BASIC"), (2, "DISABLE_ALL")],
 )
-def test_graph_level(level, expected):
+def test_the_graph_level_of_a_config_is_that_of_onnx_runtime(level, expected):
     wanted = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{expected}")
     assert settings({}, graph_level=level).graph_optimization_level == wanted
 

@@ -329,7 +329,7 @@ def test_an_output_that_nobody_wants_is_not_computed(folder, gpu):
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "INT8", "INT64", "UINT8", "BOOL", "FP64"])
-def test_datatypes(tmp_path, gpu, datatype):
+def test_every_datatype_passes_through_memory_of_the_gpu(tmp_path, gpu, datatype):
     element = {"BF16": TensorProto.BFLOAT16, "FP16": TensorProto.FLOAT16, "FP64": TensorProto.DOUBLE}.get(datatype)
     element = element or getattr(TensorProto, datatype)
     x, y = (helper.make_tensor_value_info(name, element, ("N", 2)) for name in "xy")

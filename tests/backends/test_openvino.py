@@ -55,7 +55,7 @@ def relu(folder, shape=(-1, 2), **more):
         ((), "", False, (1,)),
     ],
 )
-def test_signature_dims(backend, tmp_path, shape, layout, batches, dims):
+def test_a_free_first_dimension_or_the_layout_makes_a_signature_batch(backend, tmp_path, shape, layout, batches, dims):
     signature = backend.inspect(source(relu(tmp_path, shape, layout=layout)))
     assert (signature.batches, signature.inputs[0].dims, signature.outputs[0].dims) == (batches, dims, dims)
     assert (signature.inputs[0].name, signature.outputs[0].name) == ("x", "y")
@@ -308,7 +308,7 @@ def test_shapes_from_data(backend, tmp_path):
         assert answer.tolist() == np.nonzero(values)[0][None].tolist()
 
 
-def test_no_rows(backend, tmp_path):
+def test_tensors_without_elements_are_executed(backend, tmp_path):
     made = instance(backend, source(relu(tmp_path, (-1, -1)), [("x", "FP32", (-1, -1))], [("y", "FP32", (-1, -1))]))
     for shape in ((0, 2), (2, 0)):
         assert run(made, FakeBatch({"x": np.empty(shape, np.float32)}, {"y": "FP32"}))["y"].shape == shape

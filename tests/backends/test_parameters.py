@@ -12,11 +12,11 @@ from inferd.backends.parameters import Parameters, default_intra_op_threads
     ("text", "expected"),
     [("true", True), ("TRUE", True), ("1", True), ("false", False), (" False ", False), ("0", False)],
 )
-def test_flags(text, expected):
+def test_a_flag_is_read_in_each_spelling(text, expected):
     assert Parameters({"k": text}, "model 'm'").flag("k", not expected) is expected
 
 
-def test_absent_values():
+def test_a_value_that_is_absent_is_its_default():
     parameters = Parameters({}, "model 'm'")
     assert parameters.flag("k", True) is True
     assert parameters.integer("k") is None
@@ -47,6 +47,6 @@ def test_unknown_keys_are_told(caplog):
 
 
 @pytest.mark.parametrize(("cpus", "threads"), [(1, 1), (2, 1), (3, 1), (4, 2), (64, 32)])
-def test_default_threads(monkeypatch, cpus, threads):
+def test_half_of_the_cpus_are_the_default_threads(monkeypatch, cpus, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)))
     assert default_intra_op_threads() == threads

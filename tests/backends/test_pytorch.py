@@ -173,7 +173,7 @@ OUT = [("OUTPUT__0", F, (-1,))]
         ("one", "other", 3),
     ],
 )
-def test_naming_conventions(backend, tmp_path, first, second, expected):
+def test_inputs_are_passed_by_index_by_argument_or_by_order(backend, tmp_path, first, second, expected):
     save_script(Subtract(), tmp_path)
     arrays = {first: floats(5), second: floats(2)}
     batch = run(backend, tmp_path, [(first, F, (1,)), (second, F, (1,))], OUT, arrays, rows=1)
@@ -212,7 +212,7 @@ def test_arguments_with_defaults_may_be_left_out(backend, tmp_path):
 
 
 @pytest.mark.parametrize("module", [SumAndDifference, Doubles])
-def test_several_outputs(backend, tmp_path, module):
+def test_outputs_are_chosen_by_their_index_and_only_those_wanted(backend, tmp_path, module):
     save_script(module(), tmp_path)
     names = ["x", "y"] if module is SumAndDifference else ["x"]
     outputs = [("OUTPUT__1", F, (1,)), ("OUTPUT__0", F, (1,))]
@@ -270,7 +270,7 @@ def test_every_datatype_passes_without_a_copy(backend, tmp_path, datatype):
 
 
 @pytest.mark.parametrize(("dims", "rows", "shape"), [((-1,), 0, (3,)), ((1,), 3, (3, 1)), ((), 3, (3,))])
-def test_strings(backend, tmp_path, dims, rows, shape):
+def test_strings_go_in_and_out_in_every_shape(backend, tmp_path, dims, rows, shape):
     save_script(Shout(), tmp_path)
     words = np.array(["a", "é", ""], object)
     array = np.vectorize(str.encode, otypes=[object])(words).reshape(shape)
@@ -279,7 +279,7 @@ def test_strings(backend, tmp_path, dims, rows, shape):
     assert [element.decode() for element in batch.outputs["y"].reshape(-1)] == ["a!", "é!", "!"]
 
 
-def test_no_strings(backend, tmp_path):
+def test_an_empty_tensor_of_strings_stays_empty(backend, tmp_path):
     save_script(Shout(), tmp_path)
     empty = {"x": np.empty(0, object)}
     batch = run(backend, tmp_path, [("x", "BYTES", (-1,))], [("y", "BYTES", (-1,))], empty)
@@ -409,7 +409,7 @@ def test_a_failed_run_says_why_without_the_models_source(backend, tmp_path):
         (Doubles, [(f"O__{i}", F, (1,)) for i in range(3)], "configured with 3 outputs, but forward() returned 2"),
     ],
 )
-def test_unexpected_results(backend, tmp_path, module, outputs, text):
+def test_a_result_that_is_not_as_configured_is_an_error_of_the_batch(backend, tmp_path, module, outputs, text):
     save_script(module(), tmp_path)
     with pytest.raises(BackendError) as caught:
         run(backend, tmp_path, [("x", F, (1,))], outputs, {"x": floats(1)}, rows=1)
@@ -429,7 +429,7 @@ def test_a_device_that_is_not_served_is_refused(backend, tmp_path):
 @pytest.mark.parametrize(
     ("parameters", "inference"), [({}, True), ({"INFERENCE_MODE": "true"}, True), ({"INFERENCE_MODE": "false"}, False)]
 )
-def test_inference_mode(backend, tmp_path, parameters, inference):
+def test_inference_mode_is_on_unless_the_config_says_otherwise(backend, tmp_path, parameters, inference):
     save_script(Grad(), tmp_path)
     outputs = [("y", "BOOL", (2,))]
     batch = run(backend, tmp_path, [("x", F, (1,))], outputs, {"x": floats(1)}, rows=1, parameters=parameters)
@@ -437,7 +437,7 @@ def test_inference_mode(backend, tmp_path, parameters, inference):
 
 
 @pytest.mark.parametrize(("disabled", "optimized"), [("false", True), ("true", False)])
-def test_optimized_execution(backend, tmp_path, disabled, optimized):
+def test_optimized_execution_is_switched_off_for_the_execution_alone(backend, tmp_path, disabled, optimized):
     save_script(Identity(), tmp_path)
     described = source(tmp_path, [("x", F, (1,))], OUT, {"DISABLE_OPTIMIZED_EXECUTION": disabled}, max_batch_size=8)
     runner = instance(backend, described)
@@ -455,7 +455,7 @@ def test_optimized_execution(backend, tmp_path, disabled, optimized):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_weight_sharing(backend, tmp_path, shared):
+def test_instances_share_weights_only_when_asked_to(backend, tmp_path, shared):
     save_script(Weight(), tmp_path)
     parameters = {"ENABLE_WEIGHT_SHARING": str(shared)}
     model = backend.load(source(tmp_path, [("x", F, (1,))], OUT, parameters, max_batch_size=8))

@@ -67,7 +67,7 @@ def backend():
     ("shape", "batches", "dims"),
     [((-1, 3, -1), True, (3, -1)), ((-1,), True, ()), ((4, 3), False, (4, 3)), ((), False, (1,))],
 )
-def test_a_signature(backend, tmp_path, shape, batches, dims):
+def test_a_signature_batches_when_its_first_dimension_is_free(backend, tmp_path, shape, batches, dims):
     saved(tmp_path, serving_default=({"x": ("INT64", shape)}, {"y": ("BYTES", shape)}))
     signature = backend.inspect(source(tmp_path))
     assert signature.batches is batches
@@ -251,7 +251,7 @@ async def test_a_model_is_completed_and_served_in_batches_also_after_its_worker_
 
 
 @needs_tensorflow
-async def test_every_datatype(tmp_path, made):
+async def test_every_datatype_reaches_the_model_and_comes_back(tmp_path, made):
     add_model(tmp_path, made, "reversed")
     whole = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
     arrays = {kind: np.array([[0, 1]], kind) for kind in ("bool", *whole, "float16", "float32", "float64")}
@@ -270,7 +270,7 @@ async def test_every_datatype(tmp_path, made):
 
 
 @needs_tensorflow
-async def test_ragged_inputs(tmp_path, made):
+async def test_ragged_requests_are_executed_together(tmp_path, made):
     config = """
         platform: "tensorflow_savedmodel" max_batch_size: 4
         input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }

@@ -170,7 +170,7 @@ def test_large_and_empty_tensors(client):
         assert np.array_equal(client.infer("batched", [tensor(array)]).as_numpy("y"), array)
 
 
-def test_strings(client):
+def test_strings_pass_through_a_compiled_backend_unchanged(client):
     array = np.array([b"", "ü".encode(), b"a" * 70_000], object)
     assert client.infer("texts", [tensor(array)]).as_numpy("y").tolist() == array.tolist()
 

@@ -32,7 +32,7 @@ def test_fixed_and_variable_dimensions():
     assert found == (Dimension(1, 64, "s31"), Dimension(16, 16))
 
 
-def test_no_bounds():
+def test_a_dimension_without_a_check_has_no_bounds():
     [found] = dims(([], ("s0, s1", "s1, 1L")))
     assert found == (Dimension(1, UNBOUNDED, "s0"), Dimension(1, UNBOUNDED, "s1"))
 
@@ -43,7 +43,7 @@ def test_the_lower_bound_of_one_is_taken_at_its_word_only_where_the_model_asks_f
         assert found[0].lowest == lowest
 
 
-def test_scalars():
+def test_an_input_without_dimensions_has_an_empty_shape():
     assert dims(([], ("", ""))) == [()]
 
 
@@ -96,6 +96,6 @@ SHARED = (
         (((3,), (3, 4)), "input 0 has 1 dimensions, the compiled model takes 2"),
     ],
 )
-def test_mismatch(shapes, wrong):
+def test_a_wrong_shape_is_named_with_what_the_library_takes(shapes, wrong):
     found = mismatch(SHARED, shapes)
     assert found.startswith(wrong) and bool(found) == bool(wrong)

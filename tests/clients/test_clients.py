@@ -11,7 +11,7 @@ CALLS = [(client.name, case) for client in CLIENTS.values() for case in EXPECTED
 
 
 @pytest.mark.parametrize(("client", "case"), CALLS)
-def test_client(client, case, address, report_of):
+def test_each_client_sees_in_each_case_what_is_expected(client, case, address, report_of):
     report = report_of(client, address)
     assert case in report, "the program did not get so far"
     seen = report[case]

@@ -69,7 +69,7 @@ def test_buf_asks_for_health_and_metadata(buf):
     assert metadata["inputs"] == [{"name": "INPUT0", "datatype": "FP32", "shape": ["-1", "-1"]}]
 
 
-def test_buf_infers(buf):
+def test_buf_calls_model_infer_by_reflection(buf):
     answer = json.loads(buf(f"/{SERVICE}/ModelInfer", messages=[_tensor("simple", 1, "one")]).stdout)
     assert (answer["id"], answer["rawOutputContents"]) == ("one", ["AACAPw=="])
 
@@ -89,7 +89,7 @@ def test_buf_shows_an_error(buf):
     assert (shown["code"], shown["message"]) == ("not_found", _UNKNOWN)
 
 
-def test_buf_streams(buf):
+def test_buf_calls_model_stream_infer_by_reflection(buf):
     messages = [_tensor("simple", 1, "first"), _tensor("nothing", 1, "wrong"), _tensor("simple", 2, "last")]
     text = buf(f"/{SERVICE}/ModelStreamInfer", messages=messages).stdout
     answers = json.loads("[" + text.replace("\n}\n{", "\n},\n{") + "]")
@@ -101,7 +101,7 @@ def test_buf_streams(buf):
     ("message", "status", "text"),
     [(request("simple", floats(1), id="one"), 0, ""), (request("nothing", floats(1)), 5, _UNKNOWN)],
 )
-def test_curl(message, status, text, address, tmp_path):
+def test_curl_gets_a_framed_response_or_a_status(message, status, text, address, tmp_path):
     curl = _tool("curl")
     (tmp_path / "request").write_bytes(_framed(message))
     command = [curl, "-sS", "--http2-prior-knowledge", *_HEADERS, "--data-binary", f"@{tmp_path / 'request'}"]

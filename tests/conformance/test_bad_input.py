@@ -262,7 +262,7 @@ def good(stub):
 
 
 @by_name
-def test_unary(stub, case):
+def test_a_wrong_request_is_refused_with_its_status_and_text(stub, case):
     code, details = refused(stub.ModelInfer, case.message)
     assert code is case.code, details
     check(case, details)
@@ -330,7 +330,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED, ids=lambda name: name.replace(" ", "-"))
-def test_malformed_message(stub, name):
+def test_bytes_that_are_no_message_are_refused_with_their_size(stub, name):
     code, details = refused(stub.raw("ModelInfer"), MALFORMED[name])
     assert code is INTERNAL
     assert f"{len(MALFORMED[name])} bytes" in details

@@ -41,7 +41,7 @@ def test_server_is_live_and_not_ready(stub):
 
 
 @pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig"])
-def test_lookup(stub, method):
+def test_metadata_and_config_say_that_no_version_is_available(stub, method):
     code, details = refused(getattr(stub, method), getattr(pb, f"{method}Request")(name=models.BROKEN))
     assert code is grpc.StatusCode.NOT_FOUND
     assert "has no available versions" in details
@@ -51,20 +51,20 @@ def test_it_is_not_ready(stub):
     assert not stub.ModelReady(pb.ModelReadyRequest(name=models.BROKEN)).ready
 
 
-def test_inference(stub):
+def test_an_inference_request_is_told_that_no_version_is_available(stub):
     code, details = refused(stub.ModelInfer, request(models.BROKEN, floats(1)))
     assert code is grpc.StatusCode.NOT_FOUND
     assert "has no available versions" in details
 
 
-def test_statistics(stub):
+def test_statistics_of_it_are_refused_and_those_of_all_leave_it_out(stub):
     code, details = refused(stub.ModelStatistics, pb.ModelStatisticsRequest(name=models.BROKEN))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details == f"requested model '{models.BROKEN}' is not available"
     assert models.BROKEN not in {each.name for each in stub.ModelStatistics(pb.ModelStatisticsRequest()).model_stats}
 
 
-def test_index(stub):
+def test_the_index_has_it_with_the_reason(stub):
     entries = {model.name: model for model in stub.RepositoryIndex(pb.RepositoryIndexRequest()).models}
     assert entries[models.BROKEN].state == "UNAVAILABLE"
     assert "no_such_backend" in entries[models.BROKEN].reason
@@ -81,7 +81,7 @@ def test_index(stub):
         ("simple", SERVING),
     ],
 )
-def test_health(channel, name, status):
+def test_the_server_and_it_are_not_serving_but_others_are(channel, name, status):
     health = health_pb2_grpc.HealthStub(channel)
     assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == status
 

@@ -56,14 +56,14 @@ def assert_same(result, array):
 
 @algorithms
 @pytest.mark.parametrize("array", [SMALL, LARGE, NOISE], ids=["small", "large", "noise"])
-def test_requests(server, algorithm, array):
+def test_compressed_requests_of_tritonclient_are_answered(server, algorithm, array):
     with triton.InferenceServerClient(server) as client:
         for _ in range(3):
             assert_same(client.infer("simple", [tensor(array)], compression_algorithm=algorithm), array)
 
 
 @algorithms
-def test_aio(server, algorithm):
+def test_compressed_requests_of_the_asyncio_client_are_answered(server, algorithm):
     async def run():
         async with triton_aio.InferenceServerClient(server) as client:
             arrays = [SMALL, LARGE, SMALL, NOISE] * 5
@@ -75,7 +75,7 @@ def test_aio(server, algorithm):
 
 
 @algorithms
-def test_streams(server, algorithm):
+def test_a_stream_of_compressed_messages_is_answered_in_order(server, algorithm):
     answers = queue.SimpleQueue()
     arrays = [SMALL, LARGE, SMALL, NOISE] * 5
     with triton.InferenceServerClient(server) as client:
@@ -201,7 +201,7 @@ def compressed_call(raw, path, message, encoding):
 @algorithms
 @pytest.mark.parametrize("path", [INFER, STREAM])
 @pytest.mark.parametrize("array", [SMALL, LARGE], ids=["small", "large"])
-def test_broken_data(raw, algorithm, path, array):
+def test_compressed_data_that_is_broken_is_refused(raw, algorithm, path, array):
     message = COMPRESS[algorithm](request("simple", array).SerializeToString())
     for wrong in (b"", message[:-20], message + b"x", b"\0" + message[1:]):
         assert compressed_call(raw, path, wrong, algorithm).status in (
@@ -212,7 +212,7 @@ def test_broken_data(raw, algorithm, path, array):
 
 @algorithms
 @pytest.mark.parametrize("path", [INFER, STREAM])
-def test_a_bomb(raw, algorithm, path):
+def test_a_message_that_inflates_beyond_the_limit_is_refused(raw, algorithm, path):
     message = COMPRESS[algorithm](bytes(64 * MIB + 1))
     for _ in range(3):
         answer = compressed_call(raw, path, message, algorithm)

@@ -87,7 +87,7 @@ def test_a_large_tensor(client):
     np.testing.assert_array_equal(client.infer("e", [tensor(array)]).as_numpy("OUTPUT0"), array)
 
 
-def test_a_stream(client):
+def test_a_stream_to_an_ensemble_is_answered_in_order(client):
     answers, done = [], threading.Semaphore(0)
 
     def callback(result, error):
@@ -105,7 +105,7 @@ def test_a_stream(client):
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), ARRAY + number)
 
 
-def test_information(client):
+def test_readiness_metadata_and_config_are_those_of_an_ensemble(client):
     assert client.is_model_ready("e")
     assert client.get_model_metadata("e").platform == "ensemble"
     config = client.get_model_config("e").config

@@ -66,7 +66,7 @@ def messages(*texts):
 
 @pytest.mark.parametrize("name", ["Echo", "EchoSync"])
 @pytest.mark.parametrize("size", [0, 1, 16_384, 65_535, 65_536, 1 << 22])
-def test_unary(client, name, size):
+def test_a_unary_call_passes_messages_of_any_size(client, name, size):
     request = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     assert getattr(client, name)(request) == request
 
@@ -119,7 +119,7 @@ def test_metadata_of_a_stream(client):
     assert ("chat", "over") in [tuple(pair) for pair in call.trailing_metadata()]
 
 
-def test_peer(client):
+def test_a_handler_sees_the_address_of_its_client(client):
     assert client.Peer(b"").startswith(b"ipv4:127.0.0.1:")
 
 
@@ -127,7 +127,7 @@ def test_peer(client):
 
 
 @pytest.mark.parametrize("name", ["Abort", "AbortSync"])
-def test_abort(client, name):
+def test_abort_ends_the_call_with_every_status_and_unwinds_the_handler(client, name):
     for code in ERROR_CODES:
         key = uuid.uuid4().hex
         request = json.dumps({"code": code.value[0], "details": "what went wrong"}).encode()
@@ -171,7 +171,7 @@ def test_an_exception_ends_the_call_only(client, door):
 
 
 @pytest.mark.parametrize("method", ["/conformance.Generic/Nothing", "/conformance.Nothing/Echo", "/x", "/a/b/c"])
-def test_unknown_method(hosted, channel, method):
+def test_a_method_that_nobody_serves_is_unimplemented(hosted, channel, method):
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(method)(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -181,7 +181,7 @@ def test_unknown_method(hosted, channel, method):
 # ---- deadlines ----
 
 
-def test_time_remaining(client):
+def test_a_handler_sees_the_time_until_the_deadline_or_none(client):
     assert json.loads(client.TimeRemaining(b"")) is None
     assert 50 < json.loads(client.TimeRemaining(b"", timeout=60)) < 61  # clients round what they send
 
@@ -199,7 +199,7 @@ def test_deadline_cancels_the_handler(client, key):
 # ---- cancellation ----
 
 
-def test_cancelled_unary(client, key):
+def test_a_unary_call_that_is_cancelled_is_done_for_its_handler(client, key):
     call = client.Hang.future(b"", metadata=as_metadata(key))
     client.events(key, expected="started")
     call.cancel()
@@ -231,7 +231,7 @@ def test_closed_channel_cancels(hosted, client, key):
 
 
 @pytest.mark.parametrize("name", ["Concat", "ConcatSync", "ConcatRead"])
-def test_client_stream(client, name):
+def test_a_handler_reads_all_messages_of_a_client_stream(client, name):
     assert getattr(client, name)(messages()) == b""
     assert getattr(client, name)(messages("a", "", "b", "c" * 100_000)) == b"ab" + b"c" * 100_000
 
@@ -252,7 +252,7 @@ def test_answer_before_the_client_is_done(client):
 
 @pytest.mark.parametrize("name", ["Count", "CountSync", "CountWrite"])
 @pytest.mark.parametrize("number", [0, 1, 300])
-def test_server_stream(client, name, number):
+def test_a_client_gets_all_messages_of_a_server_stream(client, name, number):
     assert list(getattr(client, name)(str(number).encode())) == [str(n).encode() for n in range(number)]
 
 
@@ -278,7 +278,7 @@ def test_a_client_that_does_not_read_holds_up_the_writer(client, key):
 
 
 @pytest.mark.parametrize("name", ["Chat", "ChatSync", "ChatReadWrite"])
-def test_chat(client, name):
+def test_a_handler_answers_each_message_of_a_bidirectional_stream(client, name):
     texts = ["one", "", "two" * 50_000, "three"]
     assert list(getattr(client, name)(messages(*texts))) == [text.encode() for text in texts]
     assert list(getattr(client, name)(messages())) == []

@@ -35,7 +35,7 @@ def node():
     return found
 
 
-def test_grpc_js(node, server):
+def test_unary_calls_streams_errors_and_deadlines_work(node, server):
     command = [node, FOLDER / "client.js", server, ROOT / "proto"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stderr

@@ -53,7 +53,7 @@ def exchange(address: str, data: bytes) -> Seen:
 
 
 @pytest.mark.parametrize("case", h2cases.cases(), ids=lambda case: case.name)
-def test_case(address, case):
+def test_the_server_does_in_each_case_what_http2_demands(address, case):
     h2cases.run(case, lambda data: exchange(address, data))
 
 

@@ -65,7 +65,7 @@ def check(health, name):
 
 
 @pytest.mark.parametrize("name", [*SERVER_NAMES, "simple", "simple/1", "versions", "versions/1", "versions/3"])
-def test_check(health, name):
+def test_check_answers_serving_for_every_name_that_is_served(health, name):
     assert check(health, name) == SERVING
 
 
@@ -106,7 +106,7 @@ def test_a_watcher_that_leaves_does_not_take_others_along(control, watch):
         assert second.next() == status
 
 
-def test_drain(door):
+def test_after_a_drain_every_name_stays_not_serving(door):
     if door == "target":
         pytest.skip("stops the server")
     with doors.running_door(door) as process, grpc.insecure_channel(process.address) as channel:

@@ -49,7 +49,7 @@ def test_raw_contents_of_every_datatype(stub, datatype, count):
 
 
 @pytest.mark.parametrize("datatype", TYPED)
-def test_typed_contents(stub, datatype):
+def test_numbers_in_typed_contents_are_those_of_raw_contents(stub, datatype):
     field, values = TYPED[datatype]
     message = pb.ModelInferRequest(model_name=f"type_{datatype.lower()}")
     tensor = message.inputs.add(name="INPUT0", datatype=datatype, shape=[len(values)])
@@ -64,7 +64,7 @@ def test_narrow_integers_keep_their_low_bytes(stub):
     assert stub.ModelInfer(message).raw_output_contents[0] == bytes([0, 1, 255])
 
 
-def test_typed_strings(stub):
+def test_strings_in_typed_contents_get_their_lengths(stub):
     message = pb.ModelInferRequest(model_name="strings")
     message.inputs.add(name="INPUT0", datatype="BYTES", shape=[1, 2]).contents.bytes_contents.extend([b"\xff\0", b""])
     assert stub.ModelInfer(message).raw_output_contents[0] == b"\x02\0\0\0\xff\0\0\0\0\0"
@@ -116,7 +116,7 @@ def test_model_without_batching(stub):
 
 
 @pytest.mark.parametrize(("asked", "got"), [("", "3"), ("1", "1"), ("3", "3")])
-def test_versions(stub, asked, got):
+def test_a_request_reaches_its_version_or_the_latest(stub, asked, got):
     assert stub.ModelInfer(request("versions", floats(1, 2, 3, 4), version=asked)).model_version == got
 
 
@@ -141,7 +141,7 @@ def classify(stub, k, *rows):
     return list(response.outputs[0].shape), texts
 
 
-def test_classification(stub):
+def test_the_best_classes_come_with_value_index_and_label(stub):
     shape, texts = classify(stub, 2, (0.1, 0.5, 0.25, 0), (4, 3, 2, 1))
     assert shape == [2, 2]
     assert texts == ["0.500000:1:dog", "0.250000:2:eel", "4.000000:0:cat", "3.000000:1:dog"]
@@ -156,7 +156,7 @@ def test_classification_of_more_classes_than_there_are(stub):
 # ---- deadlines and cancellation ----
 
 
-def test_deadline(stub):
+def test_a_request_past_its_deadline_ends_and_the_next_is_answered(stub):
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(request("hang", floats(1)), timeout=0.3)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -179,7 +179,7 @@ def test_deadline_and_cancellation_take_requests_out_of_the_engine(stub, control
 
 
 @pytest.mark.parametrize("megabytes", [5, 64])
-def test_large_messages(stub, megabytes):
+def test_messages_larger_than_grpcs_default_limit_are_answered(stub, megabytes):
     array = np.random.default_rng(1).random((1, megabytes * 2**18), np.float32)
     assert stub.ModelInfer(request("simple", array)).raw_output_contents[0] == array.tobytes()
 

@@ -23,7 +23,7 @@ def refused(call, message, **arguments):
 # ---- health ----
 
 
-def test_server_live(stub):
+def test_a_server_that_serves_is_live(stub):
     assert stub.ServerLive(pb.ServerLiveRequest()) == pb.ServerLiveResponse(live=True)
 
 
@@ -38,7 +38,7 @@ def test_server_ready_follows_the_models(stub, control):
 
 
 @pytest.mark.parametrize(("name", "version"), [("simple", ""), ("simple", "1"), ("versions", "1"), ("versions", "3")])
-def test_model_ready(stub, name, version):
+def test_each_loaded_version_is_ready(stub, name, version):
     assert stub.ModelReady(pb.ModelReadyRequest(name=name, version=version)).ready
 
 
@@ -89,7 +89,7 @@ def test_a_version_that_is_not_ready(stub, control):
 # ---- metadata and configuration ----
 
 
-def test_server_metadata(stub):
+def test_the_server_names_itself_and_its_extensions_as_triton_does(stub):
     metadata = stub.ServerMetadata(pb.ServerMetadataRequest())
     assert metadata.name == "triton"
     assert metadata.version
@@ -179,7 +179,7 @@ def test_statistics_of_all_models_and_of_versions(stub):
         ("versions", "x", "failed to get model version from specified version string 'x'"),
     ],
 )
-def test_statistics_errors(stub, name, version, text):
+def test_statistics_of_what_is_not_served_are_refused_with_tritons_text(stub, name, version, text):
     code, details = refused(stub.ModelStatistics, pb.ModelStatisticsRequest(name=name, version=version))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert text in details
@@ -188,7 +188,7 @@ def test_statistics_errors(stub, name, version, text):
 # ---- index ----
 
 
-def test_index(stub):
+def test_the_index_says_that_loaded_versions_are_ready(stub):
     entries = {(model.name, model.version): model for model in stub.RepositoryIndex(pb.RepositoryIndexRequest()).models}
     assert entries["simple", "1"].state == "READY"
     assert entries["versions", "3"].state == "READY"

@@ -140,7 +140,7 @@ def test_tritonclient_with_strings_in_regions(server):
         triton_shm.destroy_shared_memory_region(source)
 
 
-def test_tritonclient_streams(server, made):
+def test_tensors_of_a_stream_may_lie_in_shared_memory(server, made):
     answers: queue.Queue = queue.Queue()
     with triton.InferenceServerClient(server.address) as client:
         client.register_system_shared_memory("r", made.key, SIZE)
@@ -198,7 +198,7 @@ def test_room_beyond_the_output_is_left_alone(stub, region):
     assert region.read(100, 100) == bytes(8) + b"\xff" * 92
 
 
-def test_empty_tensors(stub, region):
+def test_a_tensor_without_elements_may_lie_in_shared_memory(stub, region):
     answer = stub.ModelInfer(answering(asking(shape=[1, 0], size=0), size=0))
     assert (list(answer.outputs[0].shape), list(answer.raw_output_contents)) == ([1, 0], [b""])
 
@@ -260,7 +260,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(stub, region, case):
+def test_a_wrong_place_is_refused_and_the_region_still_serves(stub, region, case):
     request, code, text = REFUSED[case]
     found, details = refused(stub.ModelInfer, request)
     assert found is code

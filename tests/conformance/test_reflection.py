@@ -16,7 +16,7 @@ def database(channel):
     return ProtoReflectionDescriptorDatabase(channel)
 
 
-def test_services(database):
+def test_reflection_lists_every_service(database):
     assert sorted(database.get_services()) == SERVICES
 
 
@@ -35,6 +35,6 @@ def test_the_description_is_complete(database):
     assert "dynamic_batching" in config.fields_by_name
 
 
-def test_unknown_symbol(database):
+def test_reflection_does_not_find_a_service_that_is_not_there(database):
     with pytest.raises(KeyError):
         DescriptorPool(database).FindServiceByName("inference.Nothing")

@@ -235,7 +235,7 @@ def test_parts_that_the_object_does_not_have(stub, made, offset, size):
     assert text.startswith("failed to register shared memory region 'r': invalid args")
 
 
-def test_names(stub, made):
+def test_names_of_regions_have_bounds_and_may_contain_anything(stub, made):
     for name in ("", "x" * 256):
         assert refused(register, stub, name, made, 64)[0] is Code.INVALID_ARGUMENT
     for name in ("x" * 255, "ä b/\n", "a\0b"):
@@ -338,7 +338,7 @@ def test_a_door_that_does_not_see_connections_says_so(opened, made):
         assert registered(stub) == {}
 
 
-def test_unknown_lifetimes(stub, made):
+def test_a_lifetime_that_is_not_known_is_refused(stub, made):
     code, text = refused(register, stub, "r", made, 64, metadata=(("inferd-shm-lifetime", "hour"),))
     assert code is Code.INVALID_ARGUMENT
     assert "'connection' or 'server'" in text

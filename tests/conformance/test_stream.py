@@ -53,7 +53,7 @@ def test_a_slow_request_holds_up_the_ones_behind_it(stub):
     assert [each.infer_response.id for each in stub.ModelStreamInfer(iter(requests))] == ["slow", "fast"]
 
 
-def test_empty_stream(stub):
+def test_a_stream_without_requests_ends_well(stub):
     call = stub.ModelStreamInfer(iter(()))
     assert list(call) == []
     assert call.code() is grpc.StatusCode.OK

@@ -95,7 +95,7 @@ def test_details_of_a_native_error_are_percent_encoded(raw):
     assert "'%C3%A9%25%0A'" in answer.details
 
 
-def test_unknown_path(raw):
+def test_a_path_that_nobody_serves_is_unimplemented(raw):
     for path in ("/inference.GRPCInferenceService/Nothing", "/Nothing/ModelInfer", "/", "/ModelInfer"):
         answer = raw.call(path)
         assert (answer.headers[":status"], answer.status) == ("200", UNIMPLEMENTED)
@@ -135,7 +135,7 @@ def test_no_content_type(raw, door, path):
 
 @pytest.mark.parametrize("path", [ECHO, INFER])
 @pytest.mark.parametrize("method", ["PUT", "GET"])
-def test_other_methods(raw, door, path, method):
+def test_requests_that_are_no_post_are_refused(raw, door, path, method):
     answer = raw.call(path, infer(), pseudo_method=method)
     assert answer.status != OK
     if door == "native":
@@ -167,7 +167,7 @@ def test_te_must_say_trailers(raw, door, path, te):
 
 @pytest.mark.parametrize("path", [ECHO, INFER])
 @pytest.mark.parametrize("timeout", ["", "1", "S", "1x", "-1S", "123456789S", "1.5S"])
-def test_bad_timeouts(raw, door, path, timeout):
+def test_a_timeout_that_cannot_be_read_is_refused(raw, door, path, timeout):
     answer = raw.call(path, infer(), grpc_timeout=timeout)
     if door == "native":
         assert answer.status == INTERNAL
@@ -187,7 +187,7 @@ def test_good_timeouts(raw, timeout):
 
 
 @pytest.mark.parametrize("path", [ECHO, INFER, STREAM])
-def test_unknown_encoding(raw, door, path):
+def test_an_encoding_that_is_not_known_is_refused_with_those_that_are(raw, door, path):
     answer = raw.call(path, infer(), grpc_encoding="snappy")
     if door == "native":
         assert answer.status == UNIMPLEMENTED
@@ -274,7 +274,7 @@ def test_padded_and_empty_frames(raw, door):
     assert raw.answer(stream).status == OK
 
 
-def test_streams_interleaved(raw):
+def test_bytes_of_twenty_calls_may_come_in_turns(raw):
     streams = [raw.headers(INFER) for _ in range(20)]
     bodies = {stream: framed(infer(id=f"id {stream}")) for stream in streams}
     for position in range(max(map(len, bodies.values()))):
@@ -290,7 +290,7 @@ def test_streams_interleaved(raw):
 
 @pytest.mark.parametrize("window", [1, 5, 100])
 @pytest.mark.parametrize("path", [ECHO, INFER])
-def test_small_windows(raw, server, path, window):
+def test_a_response_fits_through_the_smallest_windows(raw, server, path, window):
     with Client(server, settings={h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window}) as raw:
         raw.h2.ping(b"settings")
         raw.flush()
@@ -341,7 +341,7 @@ def test_server_ends_the_call_at_its_deadline(raw, door, path):
     assert_alive(raw)
 
 
-def test_reset_cancels(raw, hosted):
+def test_a_reset_cancels_the_handler(raw, hosted):
     key = uuid.uuid4().hex
     stream = raw.headers(HANG, key=key)
     raw.data(stream, framed(b""), end=True)
@@ -373,7 +373,7 @@ def test_reset_and_lost_connections_leave_nothing_behind(hosted, control):
     wait_until(lambda: not control.live_requests())
 
 
-def test_ping(raw):
+def test_a_ping_is_answered_once(raw):
     raw.h2.ping(b"12345678")
     raw.flush()
     raw.receive_until(lambda: raw.pings)

@@ -52,7 +52,7 @@ async def test_other_shapes_are_not_mixed(tmp_path):
         assert gate.batches[1:] == [(3, 3), (2, 2)], "those of a shape are gathered"
 
 
-async def test_empty_tensors(tmp_path):
+async def test_requests_without_elements_share_a_batch(tmp_path):
     gate = Gate()
     async with serving(tmp_path, gate) as engine:
         pending = await held(engine, gate, *(request(x=np.empty((rows, 0), np.int64)) for rows in (1, 2)))

@@ -169,7 +169,7 @@ async def test_a_kept_answer_does_not_keep_what_the_model_has_made(tmp_path):
         assert all(array() is None for array in made)
 
 
-async def test_answers_expire(tmp_path):
+async def test_a_response_past_its_time_is_not_kept(tmp_path):
     async with Cached(tmp_path, LocalCache(1 << 20, ttl=1e-9)) as cached:
         await cached.ask(1)
         await cached.ask(1)

@@ -117,7 +117,7 @@ async def test_region_in_use_is_closed_after_its_last_user(engine, other, stub):
         (None, 0, 2**64 - 1, "expected 1 to"),
     ],
 )
-async def test_hostile_registrations(engine, other, handle, device, size, expected):
+async def test_a_wrong_registration_is_refused_and_registers_nothing(engine, other, handle, device, size, expected):
     with pytest.raises(InvalidArgument) as caught:
         engine.shared_memory.register_cuda(None, "r", other.handle if handle is None else handle, device, size)
     assert "failed to register CUDA shared memory region 'r': invalid args: " in str(caught.value)

@@ -119,6 +119,7 @@ async def many_lives(engine, asking: int, root: Path) -> None:
     ],
 )
 async def test_nothing_stays(tmp_path, configs, code, live, asking, native_counters, _no_collector):
+    """After a model's life and end, native objects, memory and Python objects are as many as before."""
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.py").write_text(code)
     control = ModelControl(mode=ControlMode.EXPLICIT, load=())

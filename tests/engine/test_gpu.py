@@ -74,7 +74,7 @@ async def test_each_request_gets_its_own_rows_back(tmp_path):
             np.testing.assert_array_equal(answer.array(), each)
 
 
-async def test_several_instances(tmp_path):
+async def test_three_instances_answer_each_request_with_its_own_rows(tmp_path):
     async with serving(tmp_path, CONFIG.replace("count: 1", "count: 3")) as engine:
         sent = [array(1, 64, 1000 * i) for i in range(200)]
         answers = await infer_all(engine, *(request(x=each) for each in sent))

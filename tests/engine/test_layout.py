@@ -88,7 +88,7 @@ async def test_a_ragged_output_of_another_size_fails_the_batch(tmp_path, size):
     assert "output 'y' must have as many elements as input 'x'" in answer.text
 
 
-async def test_ragged_strings(tmp_path):
+async def test_strings_of_ragged_requests_are_one_tensor_and_come_back_apart(tmp_path):
     def reverse(batch):
         view = batch.input("x")
         assert view.shape == (3,)

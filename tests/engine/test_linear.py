@@ -132,7 +132,7 @@ async def test_a_request_that_is_split(tmp_path, datatype):
 
 
 @pytest.mark.parametrize("datatype", ["INT64", "BYTES", "BOOL"])
-async def test_typed_contents(tmp_path, datatype):
+async def test_typed_contents_cost_what_their_length_says(tmp_path, datatype):
     def made(size):
         message = pb.ModelInferRequest(model_name="m")
         tensor = message.inputs.add(name="x", datatype=datatype, shape=(1, size))

@@ -60,7 +60,7 @@ def test_counters_of_several_users(steps):
             assert {tuple(sorted(each.labels.items())): each.value for each in family.samples} == values
 
 
-def test_histograms():
+def test_a_histogram_counts_the_values_up_to_each_bound():
     measures = Measures()
     make(measures, "u", {}, "histogram", buckets=[1, 10])
     for value in (0.5, 1, 5, 10, 11):

@@ -112,7 +112,7 @@ async def test_max_queue_size_counts_each_level(tmp_path):
         assert [(await each.answer()).status for each in (first, *waiting)] == [OK] * 4
 
 
-async def test_priorities(tmp_path):
+async def test_queued_requests_are_executed_by_priority_then_by_arrival(tmp_path):
     order = []
 
     def record(batch):

@@ -175,7 +175,7 @@ async def test_expired_while_running_is_answered_on_time(tmp_path):
 
 
 @pytest.mark.parametrize("timeout_ns", [(1 << 63) - 1, 1 << 62])
-async def test_longest_timeouts(tmp_path, timeout_ns):
+async def test_a_request_with_the_longest_timeout_is_answered(tmp_path, timeout_ns):
     async with serving(tmp_path) as engine:
         assert (await infer(engine, request(x=row(1)), timeout_ns)).status == OK
 

@@ -135,7 +135,7 @@ async def test_a_control_of_every_kind_in_every_datatype(tmp_path, kind, values,
         ("TYPE_STRING", "é" * 500, ("é" * 500).encode()),
     ],
 )
-async def test_correlation_ids(tmp_path, datatype, name, expected):
+async def test_a_model_is_told_the_correlation_id_in_its_datatype(tmp_path, datatype, name, expected):
     seen = []
 
     def look(batch):

@@ -103,7 +103,7 @@ async def test_bfloat16_as_bits(tmp_path):
     assert await roundtrip(tmp_path, "BF16", execute) == values("BF16").tobytes()
 
 
-async def test_empty_arrays(tmp_path):
+async def test_arrays_without_elements_go_in_and_out_of_numpy_and_torch(tmp_path):
     empty = np.empty((2, 0), np.float32)
     assert await roundtrip(tmp_path, "FP32", lambda b: b.set_output("y", b.input("x").numpy()), empty) == b""
     assert await roundtrip(tmp_path, "FP32", lambda b: b.set_output("y", torch.from_dlpack(b.input("x"))), empty) == b""
@@ -258,7 +258,7 @@ async def test_outputs_that_are_refused(tmp_path, refused):
     assert raised
 
 
-async def test_bytes_view(tmp_path):
+async def test_a_view_of_strings_has_no_dlpack_and_gives_their_bytes(tmp_path):
     seen = []
 
     def execute(batch):

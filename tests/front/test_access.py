@@ -284,7 +284,7 @@ def test_a_wrong_file_of_tokens_keeps_the_server_from_starting(repository, tmp_p
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_restricted_protocols(restricted, path):
+def test_a_restricted_protocol_is_served_only_with_its_header(restricted, path):
     group = GROUP_OF[path]
     key, value = {
         "inference": ("infer-key", "infer-value"),
@@ -344,7 +344,7 @@ def test_tritonclient_sends_the_header(restricted):
         ("[ab]", "a", False),
     ],
 )
-def test_patterns(pattern, text, matches):
+def test_a_pattern_matches_whole_names_by_star_and_question_mark(pattern, text, matches):
     assert access.glob_matches(pattern, text) is matches
 
 

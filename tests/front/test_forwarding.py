@@ -119,7 +119,7 @@ SEEN = {"x-user": "ann", "x-empty": "", "a-trace-id": "7"}
 
 
 @pytest.mark.parametrize("size", [4, 63, 64, 100_000])
-def test_a_call(stub, size):
+def test_a_unary_call_is_told_the_headers_that_match_and_its_own_parameters(stub, size):
     assert told(stub.ModelInfer(request(size, own="yes"), metadata=METADATA)) == {**SEEN, "own": "yes"}
     assert told(stub.ModelInfer(request(size), metadata=(("other", "no"),))) == {}
 
@@ -211,7 +211,7 @@ def test_many_headers_before_a_message_that_comes_byte_by_byte(address):
             assert seen == {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-def test_many_headers(stub):
+def test_sixty_headers_are_all_forwarded(stub):
     metadata = tuple((f"x-{number}", "v" * 50) for number in range(60))
     assert told(stub.ModelInfer(request(), metadata=metadata)) == dict(metadata)
 

@@ -160,7 +160,7 @@ def test_without_an_age_a_connection_never_ends():
     assert Age(ConnectionPolicy(), 0.0).deadline == math.inf
 
 
-def test_ages_differ():
+def test_connections_of_one_moment_do_not_all_end_at_once():
     assert len({Age(ConnectionPolicy(max_age=100), 0.0).deadline for _ in range(50)}) > 40
 
 

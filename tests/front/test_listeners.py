@@ -293,5 +293,5 @@ def test_the_file_of_a_successor_is_not_removed(tmp_path):
 @pytest.mark.parametrize(
     ("text", "ids"), [("root", (0, -1)), ("root:root", (0, 0)), (":0", (-1, 0)), ("12:34", (12, 34))]
 )
-def test_owners(text, ids):
+def test_an_owner_is_read_as_user_and_group(text, ids):
     assert listeners.owner(text) == ids

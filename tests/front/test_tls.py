@@ -104,7 +104,7 @@ def native_address(server_pair):
         yield process.address
 
 
-def test_a_call(address, authority):
+def test_a_call_over_tls_has_its_peer_and_plaintext_is_refused(address, authority):
     answer = told(address, authority)
     assert answer["peer"].startswith("ipv4:127.0.0.1:")
     assert "transport_security_type" in answer["auth"]

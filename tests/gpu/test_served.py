@@ -32,12 +32,12 @@ async def check(root, config, function, output=""):
 
 
 @pytest.mark.parametrize("graphs", ["", GRAPHS])
-async def test_identity(gpu, tmp_path, graphs):
+async def test_identity_returns_what_it_gets_from_the_gpu(gpu, tmp_path, graphs):
     await check(tmp_path, IDENTITY + graphs, lambda x: x)
 
 
 @pytest.mark.parametrize("graphs", ["", GRAPHS])
-async def test_torchscript(gpu, tmp_path, graphs):
+async def test_torchscript_answers_as_pytorch_does(gpu, tmp_path, graphs):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a build of PyTorch for CUDA")

@@ -66,7 +66,7 @@ async def check_linear(engine, requests=400):
 
 
 @pytest.mark.parametrize("options", ["", GRAPHS, "instance_group { count: 3 }"])
-async def test_batches(tmp_path, serve, options):
+async def test_batches_are_answered_with_graphs_and_with_three_instances(tmp_path, serve, options):
     models.linear(folder(tmp_path) / "model.onnx")
     engine = await serve(BUILT + "dynamic_batching { }" + options)
     try:
@@ -112,7 +112,7 @@ async def test_shape_that_data_decide(tmp_path, serve, runtime):
         await engine.close()
 
 
-async def test_shape_tensor(tmp_path, serve):
+async def test_a_tensor_may_give_the_shape_of_the_output_within_its_profile(tmp_path, serve):
     models.expand(folder(tmp_path) / "model.onnx")
     engine = await serve(BUILT + parameter("build.profiles", "x=1x1,4x1,8x1 s=1x1,4x4,8x16"))
     try:
@@ -127,7 +127,7 @@ async def test_shape_tensor(tmp_path, serve):
         await engine.close()
 
 
-async def test_streamed_weights(tmp_path, serve):
+async def test_a_plan_without_weights_on_the_device_answers_the_same(tmp_path, serve):
     models.linear(folder(tmp_path) / "model.onnx")
     engine = await serve(BUILT + parameter("weight_streaming_budget", "0"))
     try:

@@ -60,7 +60,7 @@ def test_text_of_each_element():
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES.values() if "f" not in d])
-def test_extreme_integers(dtype):
+def test_the_least_and_largest_integers_are_in_order(dtype):
     limits = np.iinfo(dtype)
     row = np.array([[limits.min, 0, limits.max, limits.max - 1, limits.min + 1]], dtype)
     assert ours(row, 5) == texts(row, 5)
@@ -68,7 +68,7 @@ def test_extreme_integers(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f8"])
-def test_extreme_floats(dtype):
+def test_nan_infinities_and_signed_zeros_are_in_order(dtype):
     limits = np.finfo(dtype)
     values = [np.nan, -np.nan, np.inf, -np.inf, limits.max, limits.min, limits.tiny, -limits.tiny, -0.0, 0.0]
     row = np.array([values, values[::-1]], dtype)
@@ -106,7 +106,7 @@ def test_a_row_has_a_million_elements_at_most():
 
 @given(st.data(), st.sampled_from(list(DTYPES.values())))
 @settings(max_examples=300, derandomize=True, deadline=None)
-def test_random_tensors(data, dtype):
+def test_any_tensor_is_classified_as_by_the_model(data, dtype):
     rows, elements = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 40))
     content = data.draw(st.binary(min_size=rows * elements * 8, max_size=rows * elements * 8))
     array = np.frombuffer(content, dtype)[: rows * elements].reshape(rows, elements)

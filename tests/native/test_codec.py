@@ -238,7 +238,7 @@ def test_values_of_up_to_ten_bytes_keep_64_bits(encoded, dim):
 
 @pytest.mark.parametrize("number_of", [1, 2, 4, 5])
 @pytest.mark.parametrize("value", [0, 1, 2, 128, 2**32, 2**63, 2**64 - 1])
-def test_parameter_varints(number_of, value):
+def test_numbers_of_parameters_are_read_as_protobuf_reads_them(number_of, value):
     assert check(run(4, run(2, number(number_of, value))))
     assert check(run(4, run(2, number(number_of, value, 10))))
 
@@ -334,7 +334,7 @@ VALUE = run(2, number(2, 7))
         ([run(1, b"k") + run(2, number(2, 7), number(9, 1))], {"k": ("int64_param", 7)}),
     ],
 )  # fmt: skip
-def test_map_entries(entries, expected):
+def test_entries_of_a_map_may_be_in_parts_in_any_order_and_twice(entries, expected):
     data = b"".join(run(4, e) for e in entries)
     assert check(data)
     assert messages.decode(data).parameters == expected
@@ -402,7 +402,7 @@ def test_bytes_behind_a_sample(sample):
         check(SAMPLES[sample] + bytes([tail]))
 
 
-def test_limits():
+def test_more_than_65536_of_anything_that_is_kept_is_refused():
     most = 65536
     assert len(messages.decode(run(7) * most).raw) == most
     for data in (
@@ -494,7 +494,7 @@ def mutations(rng: random.Random, data: bytes) -> bytes:
     return bytes(out)
 
 
-def test_random_mutations():
+def test_a_mutated_message_is_accepted_exactly_when_protobuf_accepts_it():
     rng = random.Random(20_261_121 if EFFORT == 1 else None)
     decoder = messages.Decoder()
     pool = [*SAMPLES.values(), *(put(f) for _, put in PLACES.values() for f in GOOD_FIELDS.values())]
@@ -564,7 +564,7 @@ def test_official_protobuf_reads_and_writes_our_responses(model_name, version, i
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 2_097_151, 2_097_152])
-def test_raw_prefix(size):
+def test_raw_contents_have_the_right_length_for_every_size_of_it(size):
     encoded = messages.encode_response("m", "", "", {}, [], [bytes(size), b"end"])
     assert list(pb.ModelInferResponse.FromString(encoded).raw_output_contents) == [bytes(size), b"end"]
 

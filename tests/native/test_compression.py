@@ -121,7 +121,7 @@ def test_damage_is_found_or_harmless(encoding, data, draw):
 @each_encoding
 @given(st.binary(max_size=3000))
 @settings(max_examples=300, deadline=None)
-def test_random_bytes(encoding, data):
+def test_bytes_that_are_not_compressed_are_refused_without_harm(encoding, data):
     try:
         _inflate(ENCODINGS[encoding], data, MIB)
     except ValueError as error:
@@ -129,7 +129,7 @@ def test_random_bytes(encoding, data):
 
 
 @each_encoding
-def test_trailing_bytes(encoding):
+def test_bytes_behind_the_compressed_data_are_refused(encoding):
     assert refusal(encoding, COMPRESS[encoding](b"some data") + b"x") == "corrupt"
     assert refusal(encoding, COMPRESS[encoding](b"some data") * 2) == "corrupt"
 
@@ -251,7 +251,7 @@ def test_messages_keep_their_order(peer, echo, jobs, encoding):
 
 @given(st.lists(st.tuples(st.integers(0, 200_000), st.booleans()), max_size=12), st.integers(0, 2**32))
 @settings(max_examples=30, deadline=None)
-def test_any_messages(sizes, seed):
+def test_compressed_and_plain_messages_of_a_stream_stay_in_order(sizes, seed):
     pool_threads = PoolThreads(1)
     pool_threads.start()
     echo = Echo(pool_threads=pool_threads)
@@ -274,7 +274,7 @@ def test_any_messages(sizes, seed):
 
 @pytest.mark.parametrize("size", [100, 200_000])
 @each_encoding
-def test_corrupt_messages(peer, echo, jobs, encoding, size):
+def test_a_corrupt_message_ends_its_call_and_no_other(peer, echo, jobs, encoding, size):
     packed = COMPRESS[encoding](text(size))
     for wrong in (packed[:-1], packed + b"x", b"\1" + packed[1:], b""):
         answer = call(peer, echo, jobs, framed(wrong, compressed=1), encoding=encoding)
@@ -293,7 +293,7 @@ def test_too_large_after_decompression(peer, echo, jobs, encoding, size):
 
 
 @pytest.mark.parametrize(("encoding", "mark"), [("identity", 1), ("gzip", 2), ("gzip", 255)])
-def test_wrong_marks(peer, echo, jobs, encoding, mark):
+def test_a_mark_of_compression_that_cannot_be_is_refused(peer, echo, jobs, encoding, mark):
     assert call(peer, echo, jobs, framed(b"data", compressed=mark), encoding=encoding).status == INTERNAL
 
 
@@ -306,16 +306,14 @@ def test_messages_that_nobody_takes_are_not_inflated(pool_threads):
     stream = peer.open(ECHO, (("grpc-encoding", "deflate"),))
     peer.send_all(stream, packed * 100, end=True)
     settle(peer, echo.endpoint, pool_threads, lambda: (0, EVENT_MESSAGE) in echo.events)
-    time.sleep(0.05)
-    echo.endpoint.collect_jobs()
-    assert echo.events == [(0, EVENT_MESSAGE)]
-    taken = 0
-    while not echo.calls[0].half_closed or taken < 100:
-        settle(peer, echo.endpoint, pool_threads, lambda taken=taken: len(echo.events) > taken)
+    later = peer.open(ECHO, (("grpc-encoding", "deflate"),))  # behind whatever the one thread has to do
+    peer.send_all(later, framed(zlib.compress(text(900_000)), compressed=1), end=False)
+    settle(peer, echo.endpoint, pool_threads, lambda: (1, EVENT_MESSAGE) in echo.events)
+    assert echo.events.count((0, EVENT_MESSAGE)) == 1
+    for taken in range(100):
+        settle(peer, echo.endpoint, pool_threads, lambda taken=taken: echo.events.count((0, EVENT_MESSAGE)) > taken)
         assert echo.calls[0].take_message() == bytes(MIB)
-        taken += 1
     settle(peer, echo.endpoint, pool_threads, lambda: (0, EVENT_HALF_CLOSE) in echo.events)
-    assert taken == 100
     peer.close()
 
 
@@ -336,14 +334,17 @@ def test_streams_that_end_while_the_pool_has_their_messages(pool_threads, seed):
     peer.close()
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.002, 0.02])
-def test_a_connection_that_closes_while_the_pool_has_its_messages(pool_threads, wait):
+@pytest.mark.parametrize("when", ["at once", "one is inflated", "one is collected", "all are collected"])
+def test_a_connection_that_closes_while_the_pool_has_its_messages(pool_threads, when):
     echo = Echo(pool_threads=pool_threads)
     peer = Peer(echo.endpoint)
     for _ in range(8):
         stream = peer.open(ECHO, (("grpc-encoding", "gzip"),))
         peer.send_all(stream, framed(gzip.compress(text(300_000), 1), compressed=1), end=False)
-    time.sleep(wait)
+    if when == "one is inflated":
+        assert select.select([pool_threads.event_fd], [], [], 60)[0]
+    collected = {"one is collected": 1, "all are collected": 8}.get(when, 0)
+    settle(peer, echo.endpoint, pool_threads, lambda: len(echo.events) >= collected)
     peer.close()
 
 
@@ -375,7 +376,7 @@ class Compressing(Echo):
         ("identity", "gzip", None),
     ],
 )
-def test_answers(jobs, wanted, accept, got):
+def test_responses_are_compressed_as_both_sides_agree_where_it_pays(jobs, wanted, accept, got):
     echo = Compressing(wanted, pool_threads=jobs)
     peer = Peer(echo.endpoint, window=1 << 24)
     messages = [text(size, size) for size in (10, 2000, 300_000, 500, 9_000, 1_500_000, 3)] + [os.urandom(100_000), b""]
@@ -448,7 +449,7 @@ def infer(lanes, jobs, data, *, encoding="gzip", accept="gzip", times=1, change=
 
 @each_encoding
 @pytest.mark.parametrize("size", [1, 3000, 60_000, 600_000])
-def test_native_calls(lanes, jobs, encoding, size):
+def test_native_calls_take_and_give_compressed_messages(lanes, jobs, encoding, size):
     data = text(size)
     answer = infer(lanes, jobs, data, encoding=encoding, accept=encoding)
     ((compressed, message),) = pieces(answer)

@@ -15,7 +15,7 @@ from tests.native.h2peer import Peer, framed
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
-def test_every_status(status):
+def test_each_status_has_a_reason_and_unavailable_alone_a_time_to_retry(status):
     rich = richerrors.read(rich_status(status, "text"))
     assert (rich.code, rich.message, rich.domain) == (status, "text", "inferd")
     assert rich.reason
@@ -47,7 +47,7 @@ def test_a_status_alone_has_its_usual_reason():
 
 
 @pytest.mark.parametrize("text", ["", "x", "häßlich 🙂", "x" * 1024])
-def test_texts(text):
+def test_any_text_is_in_the_message_unchanged(text):
     rich = richerrors.read(rich_status(14, text, "QUEUE_FULL"))
     assert (rich.message, rich.reason, rich.retry_seconds) == (text, "QUEUE_FULL", 0.1)
 

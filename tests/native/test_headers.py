@@ -30,7 +30,7 @@ def test_timeout_is_number_and_unit(digits, unit):
 @pytest.mark.parametrize(
     "text", ["", "1", "S", "123456789n", "-1S", "+1S", " 1S", "1 S", "1s", "1h", "1.5S", "1SS", "1\0"]
 )
-def test_malformed_timeout(text):
+def test_a_timeout_that_grpc_does_not_allow_is_not_read(text):
     assert _timeout(text.encode()) == -1
 
 
@@ -121,6 +121,6 @@ def test_status_details_may_be_set():
     assert _headers([("grpc-status-details-bin", b"\1\2\3")]) == [(b"grpc-status-details-bin", b"AQID")]
 
 
-def test_no_metadata():
+def test_no_metadata_makes_no_headers():
     assert _headers(()) == []
     assert _headers(None) == []

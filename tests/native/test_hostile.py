@@ -74,7 +74,7 @@ def wire():
 
 @pytest.mark.parametrize("reader", [Given, Read])
 @pytest.mark.parametrize("case", h2cases.cases(), ids=lambda case: case.name)
-def test_case(case, reader):
+def test_the_connection_does_in_each_case_what_http2_demands(case, reader):
     wire = Wire(reader=reader)
     h2cases.run(case, wire.exchange)
     wire.close()
@@ -119,7 +119,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_flood(wire, name):
+def test_a_flood_of_any_frame_ends_the_connection(wire, name):
     wire.hold = True
     if "closed" in name:
         wire.send(h2cases.OPEN + h2cases.reset(1))

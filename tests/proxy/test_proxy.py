@@ -45,7 +45,7 @@ def test_an_error_keeps_its_status_and_text(channel):
     assert error.value.details() == "Request for unknown model: 'nothing' is not found"
 
 
-def test_a_deadline(channel):
+def test_a_deadline_ends_the_call_through_a_proxy(channel):
     with pytest.raises(grpc.RpcError) as error:
         Stub(channel).ModelInfer(request("hang", floats(1)), timeout=0.3)
     assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -58,7 +58,7 @@ async def test_a_method_without_a_handler_is_refused_by_name(methods):
 @pytest.mark.parametrize(
     ("remaining", "nanoseconds"), [(None, -1), (0.0, 0), (1.5, 1_500_000_000), (3.6e11, int(LONGEST * 1e9))]
 )
-def test_timeouts(remaining, nanoseconds):
+def test_the_remaining_time_is_nanoseconds_within_bounds(remaining, nanoseconds):
     assert timeout_ns(FakeCall(remaining=remaining)) == nanoseconds
     assert nanoseconds < 2**62
 
@@ -68,7 +68,7 @@ def test_timeouts(remaining, nanoseconds):
     [((), False), ((("f", "true"),), True), ((("f", "True"),), True), ((("f", "1"),), True), ((("f", "yes"),), False),
      ((("f", "true"), ("f", "false")), False), ((("g", "true"),), False)],
 )  # fmt: skip
-def test_flags(metadata, on):
+def test_a_header_is_a_flag_only_when_it_is_true_and_comes_once(metadata, on):
     assert flag(FakeCall(metadata), "f") is on
 
 

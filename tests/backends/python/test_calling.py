@@ -159,7 +159,9 @@ def ask(client: triton.InferenceServerClient, model: str, value: float, **more: 
         ("large", 1),
     ],
 )
-def test_calls(client: triton.InferenceServerClient, model: str, expected: float) -> None:
+def test_every_form_of_a_call_gets_its_response(
+    client: triton.InferenceServerClient, model: str, expected: float
+) -> None:
     assert ask(client, model, 5) == expected
 
 
@@ -175,7 +177,9 @@ def test_many_clients_at_once(client: triton.InferenceServerClient) -> None:
 
 
 @pytest.mark.parametrize(("model", "expected"), [("count", [0, 1, 2, 3]), ("relay", [0, 10, 20, 30])])
-def test_streams(client: triton.InferenceServerClient, model: str, expected: list[float]) -> None:
+def test_every_response_of_a_decoupled_model_comes_in_order(
+    client: triton.InferenceServerClient, model: str, expected: list[float]
+) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: answers.put(error or result))
     try:

@@ -206,7 +206,7 @@ def test_threads_and_the_main_thread_call_at_once_again_and_again(tmp_path: Path
         assert peer.done()[0].outputs["OUT"].tolist() == [0]
 
 
-def test_coroutines_call(tmp_path: Path) -> None:
+def test_a_coroutine_can_await_several_calls_at_once(tmp_path: Path) -> None:
     source = f"""{HEAD}
     class TritonPythonModel:
         async def execute(self, requests):

@@ -27,6 +27,7 @@ def received(peer: Peer) -> list[Any]:
 
 
 def test_logging(tmp_path: Path) -> None:
+    """Each line of the log arrives with its level, long ones are cut, and what is printed is no line of the log."""
     source = """
         import triton_python_backend_utils as pb_utils
         class TritonPythonModel:
@@ -72,6 +73,7 @@ async def test_more_messages_than_the_server_writes_are_counted(tmp_path: Path, 
 
 
 def test_metrics(tmp_path: Path) -> None:
+    """A model's metrics are sent to the server, and wrong use of them is refused to the model."""
     source = """
         import triton_python_backend_utils as pb_utils
         def refused(call, *arguments):

@@ -195,7 +195,7 @@ def test_none_without_a_sender_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_rescheduling(tmp_path: Path, decoupled: bool) -> None:
+def test_a_rescheduled_request_comes_back_without_an_error(tmp_path: Path, decoupled: bool) -> None:
     source = f"""{HEAD}
     class TritonPythonModel:
         def execute(self, requests):

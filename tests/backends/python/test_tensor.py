@@ -34,7 +34,7 @@ def test_an_array_that_is_not_contiguous_is_copied() -> None:
     assert np.array_equal(pb.Tensor("x", array).as_numpy(), array)
 
 
-def test_misuse() -> None:
+def test_wrong_arguments_are_refused_with_what_was_expected() -> None:
     with pytest.raises(pb.TritonModelException, match=r"^Tensor name cannot be an empty string\.$"):
         pb.Tensor("", np.zeros(1))
     with pytest.raises(pb.TritonModelException, match=r"^NumPy dtype is not supported\. .*use np.object_ for strings"):
@@ -110,7 +110,7 @@ def test_conversions_of_types() -> None:
         pb.triton_string_to_numpy("TYPE_COMPLEX")
 
 
-def test_bfloat16() -> None:
+def test_bfloat16_goes_both_ways_through_ml_dtypes() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     array = np.array([1.5, -2], ml_dtypes.bfloat16)
     made = pb.Tensor("x", array)

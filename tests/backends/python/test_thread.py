@@ -95,7 +95,7 @@ async def test_a_thread_that_sends_nonsense_is_replaced(tmp_path):
         assert (await asyncio.wait_for(ask(engine, 7), 30)).array().item() == 7
 
 
-async def test_large_tensors(tmp_path):
+async def test_a_large_tensor_reaches_a_model_on_a_thread(tmp_path):
     add(tmp_path, "m")
     async with serving(tmp_path) as engine:
         assert (await ask(engine, *range(100_000))).array()[0, -1] == 99_999

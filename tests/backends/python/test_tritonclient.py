@@ -102,7 +102,7 @@ def ask(client: triton.InferenceServerClient, model: str, array: np.ndarray, **m
     return client.infer(model, [tensor("x", array)], **more)
 
 
-def test_datatypes(client: triton.InferenceServerClient) -> None:
+def test_every_datatype_arrives_and_comes_back_unchanged(client: triton.InferenceServerClient) -> None:
     names = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"}
     arrays = {each: np.array([[0, 1, 100]]).astype(names.get(each, each.lower())) for each in DATATYPES}
     arrays["STRING"] = np.array([["", "ü", "a" * 70_000]], object)
@@ -114,7 +114,7 @@ def test_datatypes(client: triton.InferenceServerClient) -> None:
         assert np.array_equal(answer.as_numpy(f"y_{name}"), array)
 
 
-def test_large_tensors(client: triton.InferenceServerClient) -> None:
+def test_a_large_tensor_comes_back_whole(client: triton.InferenceServerClient) -> None:
     array = np.random.default_rng(0).random((2, 500_000), np.float32)
     assert np.array_equal(ask(client, "async", array).as_numpy("y"), array + 1)
 
@@ -136,7 +136,7 @@ def test_what_the_model_is_told(client: triton.InferenceServerClient) -> None:
     assert answer.as_numpy("y") is None
 
 
-def test_coroutines(client: triton.InferenceServerClient) -> None:
+def test_a_model_may_execute_in_a_coroutine(client: triton.InferenceServerClient) -> None:
     assert ask(client, "async", np.zeros((1, 2), np.float32)).as_numpy("y").tolist() == [[1, 1]]
 
 

@@ -514,7 +514,7 @@ def test_sampling_parameters_may_be_parameters_of_the_request(stream: Stream) ->
     assert texts(stream.all()) == ["a", "b"]
 
 
-def test_further_outputs(stream: Stream) -> None:
+def test_the_further_outputs_that_a_request_asks_for_are_sent(stream: Stream) -> None:
     names = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
     generate(stream, "ab", flag("stream"), *map(flag, names), sampling(max_tokens=2))
     answers = stream.all()
@@ -526,7 +526,7 @@ def test_further_outputs(stream: Stream) -> None:
     assert [answer.as_numpy("num_input_tokens").item() for answer in answers] == [2, 2]
 
 
-def test_an_embedding(stream: Stream) -> None:
+def test_a_request_for_an_embedding_gets_it_as_json(stream: Stream) -> None:
     generate(stream, "", text("embedding_request", '{"input": "four"}'))
     (answer,) = stream.all()
     assert json.loads(answer.as_numpy("text_output")[0]) == {"embedding": [4.0]}

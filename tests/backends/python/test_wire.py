@@ -39,7 +39,7 @@ NAMES = {
 }
 
 
-def test_constants():
+def test_constants_have_the_same_value_in_both():
     found = re.findall(r"^    (\w+) = (.+?)$", TEXT, re.MULTILINE)
     assert len(found) > 50
     for name, value in found:
@@ -64,7 +64,7 @@ def test_every_kind_of_packet_has_a_number_of_its_own():
     assert len(set(numbers)) == len(numbers)
 
 
-def test_structures():
+def test_structures_have_the_same_fields_in_both_and_no_padding():
     for name, expected in STRUCTS.items():
         body = re.search(rf"cdef struct {name}:\n((?:    .*\n)+)", TEXT)[1]
         fields = re.findall(r"^    (\w+) \w+(?:\[(\d+)\])?", body, re.MULTILINE)

@@ -425,7 +425,7 @@ def test_a_server_that_goes_away_takes_its_worker_along(tmp_path: Path) -> None:
         assert peer.process.wait(30) == 1
 
 
-def test_readiness(tmp_path: Path) -> None:
+def test_is_ready_answers_true_only_when_the_model_says_so(tmp_path: Path) -> None:
     source = """
         import asyncio
         class TritonPythonModel:

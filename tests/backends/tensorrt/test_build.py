@@ -273,7 +273,7 @@ def command(*arguments, **environment):
     )
 
 
-def test_command(tmp_path):
+def test_the_command_builds_a_plan_with_the_profiles_that_are_asked_for(tmp_path):
     (tmp_path / "model.onnx").write_bytes(MODEL)
     driver, cache = ("--cuda-driver", gpu_stub.library()), ("--cache", tmp_path / "cache")
     done = command("build-engine", tmp_path / "model.onnx", "--max-batch-size", 8, *driver, *cache)

@@ -155,7 +155,7 @@ async def test_datatypes(tmp_path, dtype, datatype, sent):
         assert answer.response.raw_output_contents[0] == sent.tobytes()
 
 
-async def test_scalars(tmp_path):
+async def test_a_tensor_without_dimensions_is_served_as_one_element(tmp_path):
     content = plan("double", [tensor("x", "FLOAT", ())], [tensor("y", "FLOAT", ())])
     async with serving(tmp_path, content) as engine:
         answer = await infer(engine, request(x=np.array([21], np.float32)))
@@ -239,7 +239,7 @@ def test_profile_is_the_nearest_of_those_that_serve(profiles, shape, value):
 # -- ragged inputs, sequences --
 
 
-async def test_ragged_input(tmp_path):
+async def test_ragged_requests_of_a_batch_each_get_their_own_part(tmp_path):
     content = plan("double", [tensor("x", "FLOAT", (-1,))], [tensor("y", "FLOAT", (-1,))], [{"x": [(1,), (8,), (99,)]}])
     config = """
     backend: "tensorrt" max_batch_size: 4
@@ -471,7 +471,7 @@ def parameter(key, value):
 
 
 @pytest.mark.parametrize(("text", "kept"), [("300", 300), ("5000", 1000), ("25%", 250), ("auto", 250), ("0", 0)])
-async def test_streamed_weights(tmp_path, caplog, text, kept):
+async def test_the_budget_says_how_much_of_the_weights_stays_on_the_device(tmp_path, caplog, text, kept):
     content = DOUBLE.replace(b'"weights": 0', b'"weights": 1000')
     with caplog.at_level("INFO", "inferd.tensorrt"):
         async with serving(tmp_path, content, parameter("weight_streaming_budget", text)) as engine:

@@ -234,7 +234,7 @@ def test_ensembles_that_depend_on_each_other(tmp_path: Path) -> None:
 GATED = HEAD + 'input { name: "g" data_type: TYPE_BOOL dims: [ 1 ] }\n'
 
 
-def test_gates(tmp_path: Path) -> None:
+def test_a_gate_belongs_to_its_step_and_may_be_inverted(tmp_path: Path) -> None:
     two = GATED + scheduling(step(), step(model="n")) + gate("m", "g") + gate(1, "!g")
     steps = composed(tmp_path, n=MODEL, e=two)["e"].spec.ensemble.steps
     assert [(each.gate, each.gate_inverted) for each in steps] == [("g", False), ("g", True)]
@@ -252,7 +252,7 @@ def test_gates(tmp_path: Path) -> None:
         (gate(0, "g"), "can appear in an output map only once"),
     ],
 )
-def test_wrong_gates(tmp_path: Path, gates: str, expected: str) -> None:
+def test_a_gate_that_names_no_step_or_no_tensor_is_refused(tmp_path: Path, gates: str, expected: str) -> None:
     two = scheduling(step(gives="t"), step(gives="t" if "only once" in expected else "u"), step("t", "y"))
     two = two.replace("step {", "step {", 1)
     last = "" if "only once" in expected else 'output { name: "u" data_type: TYPE_FP32 dims: [ 3 ] }\n'

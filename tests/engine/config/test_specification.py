@@ -12,7 +12,7 @@ HEAD = 'backend: "fake"\nmax_batch_size: 8\n'
 X = 'input { name: "x" data_type: TYPE_FP32 dims: [ 3 ] }\n'
 
 
-def test_everything_arrives(prepared, model_dir: Path) -> None:
+def test_each_field_of_the_config_is_in_the_specification(prepared, model_dir: Path) -> None:
     (model_dir / "labels.txt").write_text("cat\ndog\r\n\nfour\n")
     found = prepared(
         HEAD
