@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from inferd.server.addresses import Address, Bind, TcpAddress, UnixAddress, parse_bind
+from inferd.server.errors import Denied
 from inferd.server.front.access import Access
-from inferd.server.front.interceptor import AccessInterceptor
 from inferd.server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from inferd.server.front.listeners import ListenError, ListenPolicy, UnixFile, claimed, set_access, why_not
+from inferd.server.front.refusal import refuse
 from inferd.server.front.tls import Credentials
 from inferd.server.settings import DEFAULTS
 
@@ -36,6 +37,12 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.absolute_max_metadata_size", 16 << 10),
 )
 
+_MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
 
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 """C core's own levels, from which it chooses an algorithm that the client takes. They are for all responses of the
@@ -184,3 +191,29 @@ def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
         return configuration() if credentials.refresh() or credentials.mutual else None  # None: as before
 
     return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=credentials.mutual)
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it has none at run time
+    """Replaces the handler of a call that the caller may not make by one that refuses."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        try:
+            self._access.caller(handler_call_details.method, handler_call_details.invocation_metadata)
+        except Denied as error:
+            return self._refusing(handler, handler_call_details.method, error)
+        return handler
+
+    def _refusing(self, handler: Any, path: str, error: Denied) -> Any:
+        """A handler of the same kind that only refuses."""
+
+        async def behaviour(_: Any, context: Any) -> None:
+            self._access.note(context.peer(), path, error)
+            await refuse(context, error)
+
+        return _MAKERS[handler.request_streaming, handler.response_streaming](behaviour)
