@@ -37,8 +37,8 @@ from inferd._native.transport.stream cimport (
     end_round,
     host_look,
 )
-from inferd._native.transport.trim cimport host_note
 from inferd._native.transport.thread_pool cimport PoolThreads, thread_pool_drain
+from inferd._native.transport.trim cimport host_note
 
 cdef size_t LARGEST_MESSAGE = UINT32_MAX  # the length of a gRPC message has four bytes
 
@@ -59,7 +59,7 @@ cdef class Endpoint:
         spare_frames: frames per second that a connection may send without advancing a call.
         max_inflated: largest request message after decompression; None: no limit but `max_message`.
         native_level: zlib's level for responses of native methods; 0 for not compressing them.
-        pool_threads: inflate and compress large messages, see `collect_jobs`; without them, the connection's thread does
+        pool_threads: inflate and compress large messages, see `collect_jobs`; without them the I/O thread does that
             itself.
         max_held_bytes: of requests without a response, and of responses that clients have not read, over all
             connections. Beyond it, the server ends calls of the clients that hold most and progress least. None: no

@@ -5,8 +5,8 @@ from libc.stdint cimport uint64_t
 from inferd._native.front cimport PythonEvent
 from inferd._native.transport.io cimport Io, Source
 from inferd._native.transport.io_thread cimport IoThreads
-from inferd._native.transport.tls cimport Handshaken, Tls, TlsSession
 from inferd._native.transport.thread_pool cimport Job
+from inferd._native.transport.tls cimport Handshaken, Tls, TlsSession
 
 cdef struct Shaking:
     Job job                  # the first member

@@ -14,6 +14,7 @@ from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_
 from inferd._native.transport.io cimport Io, Source, io_await, io_forget, io_watch_once
 from inferd._native.transport.io_thread cimport IoThreads
 from inferd._native.transport.stream cimport Host
+from inferd._native.transport.thread_pool cimport Job, thread_pool_submit, thread_pool_withdraw
 from inferd._native.transport.tls cimport (
     SHAKES_DONE,
     SHAKES_FAILED,
@@ -23,7 +24,6 @@ from inferd._native.transport.tls cimport (
     TlsSession,
     tls_accept,
 )
-from inferd._native.transport.thread_pool cimport Job, thread_pool_submit, thread_pool_withdraw
 
 cdef extern from "<sys/socket.h>" nogil:
     int SHUT_RDWR

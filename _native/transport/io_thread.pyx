@@ -39,10 +39,10 @@ from inferd._native.transport.io cimport RECEIVE_BUFFER, Io, Socket, Source, io_
 from inferd._native.transport.ledger cimport account_exceeded
 from inferd._native.transport.sockets cimport encrypted, socket_flush, socket_leave, socket_ready, sockets_free_left
 from inferd._native.transport.stream cimport Conn, Host, end_round, host_look, mark_dirty, unmark_dirty
+from inferd._native.transport.thread_pool cimport thread_pool_drain
 from inferd._native.transport.tls cimport TlsSession
 from inferd._native.transport.trim cimport host_note
 from inferd._native.transport.turn cimport MOST_PORTION
-from inferd._native.transport.thread_pool cimport thread_pool_drain
 
 import threading
 

@@ -90,7 +90,8 @@ cdef inline bint within(const Block *block, const uint8_t *data, size_t size) no
             and size <= <size_t>(block.data + block.size - data))
 
 
-cdef Block *holder_of(const ResponseSource *source, const Request *request, uint64_t offset, uint64_t size) noexcept nogil:
+cdef Block *holder_of(const ResponseSource *source, const Request *request, uint64_t offset,
+                      uint64_t size) noexcept nogil:
     # the block that holds this part of the arena, if the worker may respond with it, with one more reference
     cdef const uint8_t *data = source.arena.base + offset
     cdef const Loan *loan
