@@ -4,6 +4,8 @@
 # items' type, NULL at the ends and in an item that is in no list. These are macros, as in <sys/queue.h>, because
 # functions cannot keep the types. Each takes the address of a list and that of an item.
 
+from inferd._native.assertion cimport assert_that
+
 cdef extern from *:
     """
     #define INFERD_LIST_APPEND(list, item) do {                                                                     \\
@@ -27,6 +29,8 @@ cdef extern from *:
     #define INFERD_LIST_REMOVE(list, item) do {                                                                     \\
         __typeof__(list) list_ = (list);                                                                            \\
         __typeof__(item) item_ = (item);                                                                            \\
+        inferd_assert((item_->previous == NULL ? list_->first : item_->previous->next) == item_);                   \\
+        inferd_assert((item_->next == NULL ? list_->last : item_->next->previous) == item_);                        \\
         if (item_->previous == NULL) list_->first = item_->next; else item_->previous->next = item_->next;          \\
         if (item_->next == NULL) list_->last = item_->previous; else item_->next->previous = item_->previous;       \\
         item_->previous = item_->next = NULL;                                                                       \\

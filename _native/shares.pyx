@@ -4,6 +4,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.list cimport list_append, list_prepend, list_remove
 
 cdef enum:
@@ -139,6 +140,7 @@ cdef void shares_subtract(Shares *self, uint64_t client, uint32_t level) noexcep
     cdef Share *share = find(self, client, level)
     if share == NULL:
         return
+    assert_that(share.count > 0)
     share.count -= 1
     if share.count == 0:
         forget(self, share)

@@ -14,6 +14,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from posix.unistd cimport close, read
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.clock cimport now_ns
 from inferd._native.front cimport (
     PythonEvent,
@@ -116,6 +117,7 @@ cdef void arm(Timers *timers) noexcept nogil:
 cdef bint timers_set(Timers *timers, Timer *timer, int64_t due_ns) noexcept nogil:
     if timer.slot == 0 and not timers_have_room(timers):
         return False
+    assert_that(timer.slot == 0 or timers.heap[timer.slot] == timer)
     timer.due_ns = due_ns
     timer.order = timers.order
     timers.order += 1
@@ -133,6 +135,7 @@ cdef void timers_clear(Timers *timers, Timer *timer) noexcept nogil:
     cdef Timer *last
     if slot == 0:
         return
+    assert_that(slot <= timers.count and timers.heap[slot] == timer)
     timer.slot = 0
     last = timers.heap[timers.count]
     timers.count -= 1

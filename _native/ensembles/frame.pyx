@@ -9,6 +9,7 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.ensembles.plan cimport PlanScope, PlanStep, PlanTensor
 from inferd._native.list cimport list_append, list_remove
 from inferd._native.memory.resource cimport block_give, block_share
@@ -21,6 +22,7 @@ from inferd._native.request.signature cimport TensorSignature
 cdef void value_release(Value *value) noexcept nogil:
     if value.uses == EVER:
         return
+    assert_that(value.uses > 0)
     value.uses -= 1
     if value.uses == 0:
         block_give(value.block)
@@ -125,6 +127,7 @@ cdef void frame_free(Frame *frame) noexcept nogil:
     cdef Run *run = frame.run
     cdef const PlanScope *plan = &run.needs.plan.scopes[frame.scope]
     cdef uint32_t i
+    assert_that(frame.children == 0)  # they refer to it
     list_remove(run, frame)
     if frame.parent != NULL:
         frame.parent.children -= 1
@@ -156,6 +159,7 @@ cdef void tell(Frame *frame, uint32_t place) noexcept nogil:
     # this call of the frame waits for one tensor less
     cdef StepCall *call = &frame.calls[place]
     cdef Run *run = frame.run
+    assert_that(call.unresolved > 0)
     call.unresolved -= 1
     if call.unresolved == 0:
         call.next = run.ready
@@ -169,6 +173,7 @@ cdef void frame_resolve(Frame *frame, uint32_t tensor, ValueState state) noexcep
     cdef Value *value = &frame.values[found.place]
     cdef Frame *inner
     cdef uint32_t i
+    assert_that(value.state == VALUE_OPEN)
     value.state = state
     value.writers = 0
     if value.uses == 0:

@@ -15,6 +15,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.clock cimport now_ns
 from inferd._native.ensembles.frame cimport (
     CALL_AWAITING,
@@ -249,6 +250,7 @@ cdef void model_came(ModelWait *wait, int status, const char *details) noexcept 
     cdef Ensemble *ensemble = ensemble_of(run)
     model_ask_end(wait.ask)
     wait.ask = NULL
+    assert_that(ensemble.step_limits[call.step].running > 0)
     ensemble.step_limits[call.step].running -= 1
     if status != STATUS_OK:
         give_up(call, status, details)
@@ -359,6 +361,7 @@ cdef void deliver_step(void *sink, Response *response, int status, const char *d
     cdef bint final = response == NULL or response.final
     if final:
         add_phases(run, call.request)
+        assert_that(ensemble.step_limits[call.step].running > 0 and run.active > 0)
         ensemble.step_limits[call.step].running -= 1
         run.active -= 1
         call.request = NULL

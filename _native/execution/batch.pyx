@@ -8,6 +8,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.atomic cimport add_own, fetch_add32
 from inferd._native.clock cimport now_ns
 from inferd._native.memory.resource cimport block_give
@@ -174,6 +175,7 @@ cdef void fail_request(NativeBatch *batch, Request *request) noexcept nogil:
 
 cdef Request *batch_detach(NativeBatch *batch, uint32_t index) noexcept nogil:
     cdef Request *request = batch.requests[index]
+    assert_that(index < batch.count and request != NULL)
     batch.requests[index] = NULL
     return request
 

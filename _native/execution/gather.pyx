@@ -9,6 +9,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uintptr_t
 from libc.string cimport memcpy
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.clock cimport now_ns
 from inferd._native.execution.batch cimport NativeBatch, batch_fail
 from inferd._native.execution.supply cimport GatheredInput, supply
@@ -112,6 +113,7 @@ cdef void describe_one(NativeBatch *batch, uint32_t input) noexcept nogil:
 
 cdef void write_one(const NativeBatch *batch, uint32_t input, uint8_t *at) noexcept nogil:
     # the data of all requests, as described, to memory of that size
+    cdef const uint8_t *end = at + batch.inputs[input].size
     cdef const InputData *data
     cdef uint32_t i
     if batch.signature.inputs[input].padded and needs_padding(batch, input):
@@ -125,6 +127,7 @@ cdef void write_one(const NativeBatch *batch, uint32_t input, uint8_t *at) noexc
         if data.size:
             memcpy(at, data.data, data.size)
         at += data.size
+    assert_that(at == end)
 
 
 cdef void write_values(const NativeBatch *batch, uint32_t input, uint8_t *at) noexcept nogil:
@@ -132,6 +135,7 @@ cdef void write_values(const NativeBatch *batch, uint32_t input, uint8_t *at) no
     cdef const InputData *first = data_of(batch, 0, input)
     cdef uint32_t size = datatype_size(batch.signature.inputs[input].datatype)
     cdef int64_t rows = batch.rows
+    assert_that(size + first.size == batch.inputs[input].size)
     memcpy(at, &rows, size)  # little-endian: the lower half is the number, too
     memcpy(at + size, first.data, first.size)
 
@@ -199,6 +203,7 @@ cdef void write_padded(const NativeBatch *batch, uint32_t input, uint8_t *at) no
     cdef uint32_t element = datatype_size(tensor.datatype)
     cdef int64_t length = padded_length(batch, input)
     cdef size_t inner, given
+    cdef const uint8_t *end = at + out.size
     cdef const uint8_t *source
     cdef uint32_t i
     cdef int64_t _
@@ -213,6 +218,7 @@ cdef void write_padded(const NativeBatch *batch, uint32_t input, uint8_t *at) no
             fill(at + given, <size_t>length * inner - given, tensor.pad_value, element)
             source += given
             at += <size_t>length * inner
+    assert_that(at == end)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

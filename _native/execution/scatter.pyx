@@ -4,6 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.clock cimport now_ns
 from inferd._native.execution.batch cimport NativeBatch, batch_fail
 from inferd._native.memory.resource cimport Block, block_give, block_own, block_replace, block_share, block_take
@@ -139,6 +140,7 @@ cdef void cut_padding(NativeBatch *batch, uint32_t output, Request *request, Blo
         memcpy(at, data, <size_t>length * inner)
         at += <size_t>length * inner
         data += <size_t>padded * inner
+    assert_that(at == copy.data + size)
     share_output(request, output, copy, copy.data, size, shape, rank)
     block_give(copy)
 

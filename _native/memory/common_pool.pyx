@@ -19,6 +19,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock, store64
 from inferd._native.memory.block cimport SHARED_WITH_NOBODY, Block, Resource
 from inferd._native.memory.heap cimport heap_cool
@@ -106,6 +107,8 @@ cdef Block *block_new(size_t size, int size_class) noexcept nogil:
     block = <Block *>(start + ALIGNMENT - HEAD)
     block.data = start + ALIGNMENT
     block.size = total - ALIGNMENT
+    # Blocks of a class are alike: bytes are counted by class.
+    assert_that(size_class < 0 or block.size == (class_size(size_class) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
     block.size_class = size_class
     block.sharing = SHARED_WITH_NOBODY
     block.sealed = False
@@ -141,6 +144,7 @@ cdef Block *pop(int index, int32_t wanted, int32_t *count) noexcept nogil:
     cdef SizeClass *size_class = &pool[index]
     cdef Block *first
     cdef Block *last
+    cdef int64_t before
     count[0] = 0
     spin_lock(&size_class.guard)
     first = last = size_class.free
@@ -153,9 +157,11 @@ cdef Block *pop(int index, int32_t wanted, int32_t *count) noexcept nogil:
         add_own(&size_class.count, -count[0])
         size_class.least = min(size_class.least, size_class.count)
         last.next = NULL
+    assert_that((size_class.free == NULL) == (size_class.count == 0))
     spin_unlock(&size_class.guard)
     if first != NULL:
-        fetch_add64(&pooled_bytes, -<int64_t>first.size * count[0])
+        before = fetch_add64(&pooled_bytes, -<int64_t>first.size * count[0])
+        assert_that(before >= <int64_t>first.size * count[0])
     return first
 
 
@@ -230,6 +236,7 @@ cdef bint make_room(int index, int64_t size) noexcept nogil:
 
 cdef void common_give(Block *first, Block *last, int index, int32_t count) noexcept nogil:
     cdef SizeClass *size_class = &pool[index]
+    assert_that(count > 0 and first.size_class == index and last.size_class == index)
     last.next = NULL
     if not make_room(index, <int64_t>first.size * count):
         delete_chain(first)

@@ -15,6 +15,7 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.atomic cimport add_own, fetch_add64, load64
 from inferd._native.memory.block cimport CLASS_LARGE, Block, Resource
 from inferd._native.memory.common_pool cimport (
@@ -27,7 +28,7 @@ from inferd._native.memory.common_pool cimport (
     common_take,
     common_trim,
 )
-from inferd._native.memory.size_classes cimport OWN_CLASSES, class_of, class_size, most_of
+from inferd._native.memory.size_classes cimport CLASSES, OWN_CLASSES, class_of, class_size, most_of
 from inferd._native.memory.spoiling cimport NONSENSE, spoils
 from inferd._native.threads cimport Mutex, lock, mutex_init, unlock
 
@@ -109,6 +110,7 @@ cdef void thread_ended(void *argument) noexcept nogil:
     cdef OwnLists **at = &registry
     set_own_lists(NULL)
     share_all(lists)
+    assert_that(lists.pooled == 0)
     lock(&registry_guard)
     while at[0] != lists:
         at = &at[0].next
@@ -128,6 +130,7 @@ cdef void share_some(OwnLists *lists, int index, int32_t count) noexcept nogil:
         last = last.next
     lists.free[index] = last.next
     lists.count[index] -= count
+    assert_that((lists.free[index] == NULL) == (lists.count[index] == 0))
     add_own(&lists.pooled, -<int64_t>first.size * count)
     common_give(first, last, index, count)
 
@@ -161,6 +164,7 @@ cdef Block *host_take(size_t size) noexcept nogil:
     if 0 <= index < OWN_CLASSES and lists != NULL:
         block = lists.free[index]
         if block != NULL:
+            assert_that(lists.count[index] > 0)
             lists.free[index] = block.next
             lists.count[index] -= 1
             add_own(&lists.pooled, -<int64_t>block.size)
@@ -171,6 +175,7 @@ cdef Block *host_take(size_t size) noexcept nogil:
     else:
         block = block_new(size, CLASS_LARGE)
     if block != NULL:
+        assert_that(block.size >= size and block.size_class == index)
         block.references = 1
         count(lists, 1)
     return block
@@ -187,6 +192,7 @@ cdef Block *host_take_apart(size_t size) noexcept nogil:
 cdef void host_give(Block *block) noexcept nogil:
     cdef int index = block.size_class
     cdef OwnLists *lists = lists_of_thread()
+    assert_that(block.references == 0 and index < CLASSES)
     count(lists, -1)
     if spoils:
         memset(block.data, NONSENSE, block.size)

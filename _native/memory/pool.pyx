@@ -9,9 +9,10 @@ dynamic memory allocator for real-time systems", ECRTS 2004.)
 The metadata of a piece is in ordinary memory, because the CPU may be unable to read the piece.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.atomic cimport add_own, fetch_add64, load64, spin_lock, spin_unlock
 from inferd._native.memory.resource cimport CLASS_LENT, Block, Memory, Resource, block_lent
 from inferd._native.threads cimport lock, mutex_destroy, mutex_init, unlock
@@ -53,6 +54,7 @@ cdef inline void add_warm(Pool *pool, const Chunk *chunk, int sign) noexcept nog
 cdef inline void put_free(Pool *pool, Chunk *chunk) noexcept nogil:
     cdef int level, step
     class_of(chunk.block.size // POOL_GRAIN, &level, &step)
+    assert_that(not chunk.is_free and level < LEVELS)
     chunk.is_free = True
     add_warm(pool, chunk, 1)
     chunk.previous = NULL
@@ -67,6 +69,7 @@ cdef inline void put_free(Pool *pool, Chunk *chunk) noexcept nogil:
 cdef inline void take_out(Pool *pool, Chunk *chunk) noexcept nogil:
     cdef int level, step
     class_of(chunk.block.size // POOL_GRAIN, &level, &step)
+    assert_that(chunk.is_free and (chunk.previous != NULL or pool.free[level][step] == chunk))
     chunk.is_free = False
     add_warm(pool, chunk, -1)
     if chunk.next != NULL:
@@ -135,6 +138,7 @@ cdef inline void spare_chunk(Pool *pool, Chunk *chunk) noexcept nogil:
 cdef Chunk *split(Pool *pool, Chunk *chunk, size_t size) noexcept nogil:
     # leave `size` bytes in the chunk, and free the rest; without memory for its head the chunk stays whole
     cdef Chunk *rest
+    assert_that(chunk.block.size >= size)
     if chunk.block.size == size:
         return chunk
     rest = new_chunk(pool)
@@ -156,6 +160,7 @@ cdef Chunk *split(Pool *pool, Chunk *chunk, size_t size) noexcept nogil:
 
 cdef inline Chunk *join(Pool *pool, Chunk *chunk, Chunk *following) noexcept nogil:
     # make one chunk of two neighbours; `following` becomes spare
+    assert_that(chunk.after == following and chunk.block.data + chunk.block.size == following.block.data)
     chunk.block.size += following.block.size
     chunk.after = following.after
     if chunk.after != NULL:
@@ -190,6 +195,7 @@ cdef void give_chunk(void *owner) noexcept nogil:
     if chunk.hollow:
         pool.backing.cool(pool.backing.context, chunk.block.data, chunk.block.size)
     spin_lock(&pool.guard)
+    assert_that(not chunk.is_free and pool.resource.used >= size)
     add_own(&pool.resource.used, -size)
     free_chunk(pool, chunk)
     last = is_last(pool)
@@ -203,6 +209,7 @@ cdef void give_chunk(void *owner) noexcept nogil:
 
 cdef inline bint is_last(Pool *pool) noexcept nogil:
     # A user leaves: whether the pool has neither users nor an owner now. With the lock held.
+    assert_that(pool.users > 0)
     pool.users -= 1
     return pool.left and pool.users == 0
 
@@ -251,6 +258,7 @@ cdef bint add_slab(Pool *pool, size_t size) noexcept nogil:
     if slab.address == NULL:
         free(slab)
         return False
+    assert_that(<uintptr_t>slab.address % POOL_GRAIN == 0)
     slab.size = size
     spin_lock(&pool.guard)
     slab.first = new_chunk(pool)
@@ -364,6 +372,7 @@ cdef size_t pool_trim_locked(Pool *pool) noexcept nogil:
     while at[0] != NULL:
         slab = at[0]
         if slab.first.is_free and slab.first.after == NULL:
+            assert_that(slab.first.block.size == slab.size)
             take_out(pool, slab.first)
             spare_chunk(pool, slab.first)
             at[0] = slab.next
@@ -462,6 +471,7 @@ cdef Pool *pool_new(const char *name, int64_t limit, size_t slab_size, const Bac
 cdef void pool_free(Pool *pool) noexcept nogil:
     cdef Chunk *batch
     cdef Slab *slab
+    assert_that(pool.users == 0 and pool.resource.used == 0)
     while pool.slabs != NULL:
         slab = pool.slabs
         pool.slabs = slab.next

@@ -10,6 +10,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.atomic cimport fetch_add32, fetch_add64, load64
 from inferd._native.memory.resource cimport block_give, block_share
 from inferd._native.protobuf.codec cimport Str
@@ -118,6 +119,7 @@ cdef bint share_take(Registry *registry, int64_t scope, int64_t size) noexcept n
 cdef void share_give(Registry *registry, int64_t scope, int64_t size) noexcept nogil:
     cdef Share **link = share_of(registry, scope)
     cdef Share *share = link[0]
+    assert_that(share != NULL and share.count > 0 and share.byte_size >= size)
     share.count -= 1
     share.byte_size -= size
     if share.count == 0:

@@ -1,6 +1,7 @@
 # Blocks: reference-counted memory, of the host or lent by another owner. Also the counts of live native objects. Users
 # get the structures from here, too; `inferd._native.memory.block` declares them.
 
+from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t
 
 from inferd._native.memory.block cimport (
@@ -50,6 +51,10 @@ cdef bint block_replace(Block **block, const uint8_t **data, size_t size) noexce
 cdef Block *block_of_object(object owner, const void *data, size_t size)
 # A block with this text and a NUL behind it; NULL if there is no memory.
 cdef Block *text_block(str text)
+
+# Whether these bytes lie in the block.
+cdef inline bint block_contains(const Block *block, const uint8_t *data, size_t size) noexcept nogil:
+    return size == 0 or (data >= block.data and data + size <= block.data + block.size)
 
 
 cdef class BlockView:

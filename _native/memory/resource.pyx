@@ -7,10 +7,11 @@ is the resource of messages (`inferd._native.memory.host`); others lend blocks w
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport int32_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.atomic cimport fetch_add32, fetch_add64, load32, load64
 from inferd._native.memory.common_pool cimport common_cool, common_is_still, common_keep, common_resource
 from inferd._native.memory.host cimport (
@@ -28,7 +29,8 @@ cdef int64_t live[LIVE_KINDS]
 
 
 cdef void live_add(Live kind, int64_t n) noexcept nogil:
-    fetch_add64(&live[<int>kind], n)
+    cdef int64_t before = fetch_add64(&live[<int>kind], n)
+    assert_that(before + n >= 0)
 
 
 cdef Block *block_take(size_t size) noexcept nogil:
@@ -52,6 +54,7 @@ cdef Block *block_wrap(const void *data, size_t size, release_fn release, void *
 
 
 cdef Block *block_lent(Block *block) noexcept nogil:
+    assert_that(block.references == 0)
     block.references = 1
     block.sealed = False
     host_count(1)
@@ -63,13 +66,19 @@ cdef bint block_is_exclusive(const Block *block) noexcept nogil:
 
 
 cdef Block *block_share(Block *block) noexcept nogil:
-    fetch_add32(&block.references, 1)
+    cdef int32_t before = fetch_add32(&block.references, 1)
+    assert_that(before > 0)
     return block
 
 
 cdef void block_give(Block *block) noexcept nogil:
+    cdef int32_t before
     cdef bint lent
-    if block == NULL or fetch_add32(&block.references, -1) != 1:
+    if block == NULL:
+        return
+    before = fetch_add32(&block.references, -1)
+    assert_that(before > 0)
+    if before != 1:
         return
     if block.size_class >= CLASS_LARGE:
         host_give(block)
@@ -161,6 +170,7 @@ cdef class BlockView:
 
 cdef BlockView block_view(Block *block, const uint8_t *data, size_t size):
     cdef BlockView view = BlockView.__new__(BlockView)
+    assert_that(block_contains(block, data, size))
     view.block = block_share(block)
     view.data = data
     view.size = <Py_ssize_t>size

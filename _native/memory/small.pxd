@@ -6,6 +6,7 @@ from libc.stdint cimport uint32_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.memory.spoiling cimport NONSENSE, spoils
 
 cdef enum:
@@ -14,13 +15,13 @@ cdef enum:
     SMALL_LARGEST = (SMALL_CLASSES - 1) * SMALL_STEP
 
 cdef extern from *:
-    # How much memory the free pieces of one size may have, in units of SMALL_STEP; none in debug builds, so that
-    # sanitizers see every allocation.
+    # How much memory the free pieces of one size may have, in units of SMALL_STEP; none with sanitizers, so that they
+    # see every allocation.
     """
-    #ifdef NDEBUG
-    #define INFERD_SMALL_KEPT 4096
-    #else
+    #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     #define INFERD_SMALL_KEPT 0
+    #else
+    #define INFERD_SMALL_KEPT 4096
     #endif
     """
     const size_t SMALL_KEPT "INFERD_SMALL_KEPT"
@@ -65,6 +66,7 @@ cdef inline void small_give(Smalls *self, void *data) noexcept nogil:
         return
     piece = <Piece *>data - 1
     index = piece.size_class
+    assert_that(index <= SMALL_CLASSES)  # else it was given before, or its head was overwritten
     if index >= SMALL_CLASSES or self.count[index] * (index + 1) >= SMALL_KEPT:
         free(piece)
         return

@@ -14,11 +14,12 @@ and after its final response came over the bridge. In between the lane owns the 
 
 cimport cython
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 from posix.unistd cimport close, write
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.atomic cimport exchange32, fetch_add32, store32
 from inferd._native.clock cimport now_ns
 from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post, python_run, python_withdraw
@@ -196,6 +197,7 @@ cdef void read_all(Bridge *bridge) noexcept nogil:
 
 cdef void finish(Request *request) noexcept nogil:
     cdef Lane *lane = <Lane *>request.lane
+    cdef int32_t before
     if request.record != NULL:
         record_end(request)
     if request.sequenced.sequence != NULL:
@@ -205,7 +207,8 @@ cdef void finish(Request *request) noexcept nogil:
     if request_end(request, &(<Bridge *>request.bridge).admitted_count):
         request_free(request)
     if lane != NULL:
-        fetch_add32(&lane.in_flight, -1)
+        before = fetch_add32(&lane.in_flight, -1)
+        assert_that(before > 0)
 
 
 cdef void drop_if_queued(Request *request) noexcept nogil:

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int32_t, uint32_t
 
+from inferd._native.assertion cimport CHECKED, assert_that
 from inferd._native.atomic cimport load32, store32
 from inferd._native.request.request cimport (
     REQUEST_ENDED,
@@ -16,23 +17,13 @@ from inferd._native.request.request cimport (
     Wait,
 )
 
-cdef extern from *:
-    """
-    #ifdef NDEBUG
-    #define INFERD_MOVES_CHECKED 0
-    #else
-    #define INFERD_MOVES_CHECKED 1
-    #endif
-    """
-    const bint MOVES_CHECKED "INFERD_MOVES_CHECKED"      # in debug and sanitizer builds
-
 # End the process unless the request is in the state `before`, and may go to `after`.
 cdef void check_move(const Request *request, RequestState before, RequestState after) noexcept nogil
 
 
 # Called by the owner in the state `before`: from now on the request belongs to the owner in the state `after`.
 cdef inline void request_move(Request *request, RequestState before, RequestState after) noexcept nogil:
-    if MOVES_CHECKED:
+    if CHECKED:
         check_move(request, before, after)
     store32(<int32_t *>&request.state, <int32_t>after)
 
@@ -58,6 +49,7 @@ cdef inline void request_stop_waiting(Request *request, RequestState after) noex
 
 # In the front: admit a new request, which counts against the server's limit.
 cdef inline void request_admit(Request *request, uint32_t *admitted_count) noexcept nogil:
+    assert_that(not request.admitted)
     request.admitted = True
     admitted_count[0] += 1
 
@@ -71,6 +63,7 @@ cdef inline void request_keep(Request *request) noexcept nogil:
 # it. False: its maker keeps it.
 cdef inline bint request_end(Request *request, uint32_t *admitted_count) noexcept nogil:
     if request.admitted:
+        assert_that(admitted_count[0] > 0)
         request.admitted = False
         admitted_count[0] -= 1
     if request.state == REQUEST_KEPT:

@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.atomic cimport load32, spin_lock, spin_unlock, store32
 from inferd._native.list cimport list_prepend, list_remove
 from inferd._native.memory.resource cimport LIVE_REQUESTS, block_give, block_share, live_add
@@ -111,6 +112,8 @@ cdef Request *request_new() noexcept nogil:
 
 
 cdef void request_free(Request *request) noexcept nogil:
+    assert_that(request.state != REQUEST_QUEUED and request.state != REQUEST_WAITING)
+    assert_that(not request.admitted and request.order_entry == NULL)
     if request.record != NULL:
         request.drop_record(request)
     global idle, idle_count

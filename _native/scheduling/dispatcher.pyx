@@ -22,6 +22,7 @@ consumer watches the clock for it (`Line.watcher`), or the front does.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.list cimport list_append, list_prepend, list_remove
 from inferd._native.request.request cimport Request
 from inferd._native.scheduling.policy cimport NEVER, BatchPlan
@@ -64,10 +65,12 @@ cdef inline void move(Claim *claim, int64_t sign) noexcept nogil:
     cdef uint32_t i
     for i in range(claim.need_count):
         claim.needs[i].pool.free -= sign * claim.needs[i].count
+        assert_that(claim.needs[i].pool.free <= claim.needs[i].pool.total)
     claim.held = sign > 0
 
 
 cdef void grant(Dispatcher *self, Claim *claim) noexcept nogil:
+    assert_that(not claim.held and is_free(claim))
     move(claim, 1)
     self.virtual_time = max(self.virtual_time, claim.virtual_time)
     claim.virtual_time += claim.priority
@@ -175,6 +178,7 @@ cdef void delist(Line *line) noexcept nogil:
 cdef void consumer_ask(Consumer *consumer, Line *line) noexcept nogil:
     if consumer.claim != NULL:
         claim_give(consumer.claim)
+    assert_that(consumer.state != CONSUMER_IDLE)
     consumer.line = line
     consumer.state = CONSUMER_IDLE
     consumer.watch_ns = NEVER
@@ -188,6 +192,7 @@ cdef void consumer_ask(Consumer *consumer, Line *line) noexcept nogil:
 cdef inline void leave_line(Consumer *consumer) noexcept nogil:
     # the consumer is idle no longer
     cdef Line *line = consumer.line
+    assert_that(consumer.state == CONSUMER_IDLE and line.idle_count > 0)
     list_remove(&line.idle, consumer)
     line.idle_count -= 1
     if line.watcher == consumer:

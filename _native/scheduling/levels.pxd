@@ -3,6 +3,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.request.life cimport request_move
 from inferd._native.request.request cimport REQUEST_NEW, REQUEST_QUEUED, REQUEST_TAKEN, Request
 
@@ -127,6 +128,7 @@ cdef inline Request *levels_cut(Levels *self, uint32_t count) noexcept nogil:
     cdef Request *last = NULL
     cdef Request *request = first
     cdef uint32_t _
+    assert_that(0 < count and count <= self.count)
     for _ in range(count):
         request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)
         self.rows -= request.rows
@@ -135,6 +137,7 @@ cdef inline Request *levels_cut(Levels *self, uint32_t count) noexcept nogil:
         request = request.next
     self.count -= count
     self.first = request
+    assert_that((request == NULL) == (self.count == 0) and (self.count or self.rows == 0))
     last.next = NULL
     if request != NULL:
         request.previous = NULL

@@ -11,6 +11,7 @@ must not wait for ever needs a timeout or a deadline.
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.request.life cimport request_move
 from inferd._native.request.request cimport REQUEST_QUEUED, REQUEST_TAKEN, Request
 
@@ -52,6 +53,8 @@ cdef void levels_clear(Levels *self) noexcept nogil:
 
 cdef inline void unlink(Levels *self, Request *request) noexcept nogil:
     cdef Segment *segment = &self.segments[request.place]
+    assert_that(segment.count > 0)
+    assert_that(self.first == request if request.previous == NULL else request.previous.next == request)
     segment.count -= 1
     if segment.last == request:
         segment.last = request.previous  # of the same segment, if that has any left
@@ -66,6 +69,7 @@ cdef inline void unlink(Levels *self, Request *request) noexcept nogil:
 
 
 cdef void levels_remove(Levels *self, Request *request) noexcept nogil:
+    assert_that(self.count > 0 and self.rows >= request.rows)
     unlink(self, request)
     request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)
     self.count -= 1

@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcmp
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.execution.supply cimport END_CLIENT
 from inferd._native.memory.resource cimport block_share
 from inferd._native.refusal cimport REFUSAL_NONE
@@ -89,6 +90,7 @@ cdef Request *give_out(Slots *slots, Sequence *sequence, int64_t now) noexcept n
     request.sequenced.states = sequence.states
     if request.sequence_end and not request.sequenced.unasked:
         request.sequenced.end_reason = END_CLIENT
+    assert_that(sequence.running == NULL and sequence.slot >= 0)
     sequence.running = request
     sequence.begun = not request.sequenced.unasked  # not after a notice of an end: the START behind it may never run
     slots_set_of(slots, sequence).running += 1

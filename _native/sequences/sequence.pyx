@@ -10,6 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memmove
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.atomic cimport load32
 from inferd._native.list cimport list_append, list_prepend, list_remove
 from inferd._native.memory.resource cimport Block, block_give, block_take
@@ -76,6 +77,7 @@ cdef void sequences_remove(Sequence *sequence) noexcept nogil:
     cdef Sequences *list = sequence.list
     if list == NULL:
         return
+    assert_that(list.count > 0)
     list_remove(list, sequence)
     list.count -= 1
     sequence.list = NULL
@@ -98,6 +100,7 @@ cdef void sequence_prepend(Sequence *sequence, Request *request) noexcept nogil:
 
 cdef Request *sequence_pop(Sequence *sequence) noexcept nogil:
     cdef Request *request = sequence.queue.first
+    assert_that(request != NULL and sequence.waiting > 0)
     list_remove(&sequence.queue, request)
     sequence.waiting -= 1
     return request

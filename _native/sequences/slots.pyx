@@ -25,6 +25,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.atomic cimport fetch_add32
 from inferd._native.execution.supply cimport (
     END_CANCELLED,
@@ -83,6 +84,7 @@ cdef inline bint is_lower(Vacancy a, Vacancy b) noexcept nogil:
 
 cdef void vacate(Slots *slots, Vacancy vacancy) noexcept nogil:
     cdef uint32_t at
+    assert_that(slots.vacant_count < slots.slot_set_count * slots.per_instance)
     slots.vacant_count += 1
     at = slots.vacant_count
     while at > 1 and is_lower(vacancy, slots.vacant[at // 2]):
@@ -97,6 +99,7 @@ cdef Vacancy lowest_vacancy(Slots *slots) noexcept nogil:
     cdef Vacancy last = slots.vacant[slots.vacant_count]
     cdef uint32_t at = 1
     cdef uint32_t child = 2
+    assert_that(slots.vacant_count > 0)
     slots.vacant_count -= 1
     while child <= slots.vacant_count:
         if child < slots.vacant_count and is_lower(slots.vacant[child + 1], slots.vacant[child]):
@@ -111,6 +114,7 @@ cdef Vacancy lowest_vacancy(Slots *slots) noexcept nogil:
 
 
 cdef void place(Slots *slots, Sequence *sequence, Vacancy vacancy) noexcept nogil:
+    assert_that(sequence.slot < 0 and slots.slot_sets[vacancy.instance].slots[vacancy.slot] == NULL)
     sequence.slot = <int32_t>vacancy.slot
     sequence.instance = vacancy.instance
     slots.slot_sets[vacancy.instance].slots[vacancy.slot] = sequence
@@ -136,6 +140,7 @@ cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept 
     cdef Vacancy vacancy
     if sequence.slot < 0:
         return
+    assert_that(slot_set.slots[sequence.slot] == sequence)
     vacancy.slot = <uint32_t>sequence.slot
     vacancy.instance = sequence.instance
     sequence.slot = -1
@@ -146,6 +151,7 @@ cdef void slots_release(Slots *slots, Sequence *sequence, int64_t now) noexcept 
     sequences_remove(following)
     place(slots, following, vacancy)
     note_place(following, now)
+    assert_that(slots.backlog_waiting >= following.waiting)
     slots.backlog_waiting -= following.waiting
     slot_set.waiting += following.waiting
     slots_ready(slots, following, now)
@@ -169,6 +175,7 @@ cdef void slots_unlist(Slots *slots, Sequence *sequence) noexcept nogil:
         return
     if sequence.list != &slots.idle:
         slot_set = slots_set_of(slots, sequence)
+        assert_that(sequence.list == &slot_set.ready and slot_set.ready_rows >= sequence.queue.first.rows)
         slot_set.ready_rows -= sequence.queue.first.rows
         slot_set.stirred = True  # the requests that are left may be a batch
     sequences_remove(sequence)
@@ -245,6 +252,7 @@ cdef void slots_tie(Slots *slots, Sequence *sequence, uint64_t stream) noexcept 
 
 cdef void slots_end(Slots *slots, Sequence *sequence, int64_t now) noexcept nogil:
     # the sequence has no requests
+    assert_that(sequence.queue.first == NULL and sequence.waiting == 0 and slots.live > 0)
     slots_tie(slots, sequence, 0)
     slots_unlist(slots, sequence)
     sequences_remove(sequence)
@@ -272,6 +280,7 @@ cdef void slots_stir(Slots *slots) noexcept nogil:
 
 
 cdef void slots_count(Slots *slots, Sequence *sequence, int32_t count) noexcept nogil:
+    assert_that(<int64_t>slots.waiting + count >= 0)
     slots.waiting += count
     if sequence.slot >= 0:
         slots_set_of(slots, sequence).waiting += count
@@ -299,6 +308,7 @@ cdef void slots_let_fall(Slots *slots, Sequence *sequence, Request *first, int s
     while request != NULL:
         following = request.next
         if request.sequenced.unasked:
+            request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)
             lane_discard(request)
         else:
             let_fall(slots, request, status, NULL if text == NULL else format_text("%s", text), refusal)
@@ -378,6 +388,7 @@ cdef Request *notice_new(Slots *slots, Sequence *sequence, EndReason reason, int
             fill_zero(&signature.inputs[i], signature.max_batch_size > 0, request.rows, &request.inputs[i])
             good = good and request.inputs[i].present
     if not good:
+        request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)
         lane_discard(request)
         return NULL
     return request
@@ -400,6 +411,7 @@ cdef void slots_request_done(Slots *slots, Request *request, int64_t now) noexce
     cdef InstanceSlots *slot_set = slots_set_of(slots, sequence)
     request.sequenced.sequence = NULL
     request.sequenced.states = NULL
+    assert_that(sequence.running == request and slot_set.running > 0)
     sequence.running = NULL
     slot_set.running -= 1
     if slots.direct and slot_set.running == 0:
@@ -412,6 +424,7 @@ cdef void slots_again(Slots *slots, Request *request, int64_t now) noexcept nogi
     cdef InstanceSlots *slot_set = slots_set_of(slots, sequence)
     request.sequence_start = False
     request_move(request, REQUEST_TAKEN, REQUEST_QUEUED)
+    assert_that(sequence.running == request and slot_set.running > 0)
     sequence.running = NULL
     slot_set.running -= 1
     sequence_prepend(sequence, request)

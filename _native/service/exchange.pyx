@@ -41,6 +41,7 @@ from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_OK
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport Timer, timers_clear, timers_set
 from inferd._native.transport.budget cimport COST_FRAME
+from inferd._native.transport.call_state cimport RECEIVED_ALL
 from inferd._native.transport.client cimport Client, client_begin_stream, client_end_stream
 from inferd._native.transport.errorinfo cimport final_trailers, stream_refuse
 from inferd._native.transport.expiry cimport stream_watch
@@ -49,7 +50,6 @@ from inferd._native.transport.ledger cimport CALL_MEMORY, STAGE_WITH_HANDLER, ch
 from inferd._native.transport.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
 from inferd._native.transport.outgoing cimport Outgoing, outgoing_free
 from inferd._native.transport.stream cimport (
-    RECEIVED_ALL,
     WRITABLE_BELOW,
     Stream,
     end_round,

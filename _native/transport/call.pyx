@@ -16,6 +16,7 @@ from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED
 from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED
 from inferd._native.text cimport format_text
 from inferd._native.transport.budget cimport COST_PYTHON_RESET
+from inferd._native.transport.call_state cimport RECEIVED_ALL
 from inferd._native.transport.compression cimport ENCODING_UNKNOWN, Encoding, encoding_parse
 from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.expiry cimport stream_watch
@@ -39,7 +40,6 @@ from inferd._native.transport.outgoing cimport (
     write_message_prefix,
 )
 from inferd._native.transport.stream cimport (
-    RECEIVED_ALL,
     WRITABLE_BELOW,
     Stream,
     mark_dirty,

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.transport.ledger cimport Account
 
 cdef struct Client:
@@ -23,6 +24,7 @@ cdef inline bint client_begin_stream(Client *client) noexcept nogil:
 
 
 cdef inline void client_end_stream(Client *client) noexcept nogil:
+    assert_that(client.streams > 0)
     client.streams -= 1
 
 

@@ -16,6 +16,8 @@
 # has not received. So the server keeps the socket open and reads it until the peer closes its end or its time is over.
 # Rules for the time in each state are in server/front/keepalive.py (Age, Farewell) and in the stop of the front door.
 
+from inferd._native.assertion cimport assert_move
+
 cdef enum ConnState:
     CONN_OPEN
     CONN_ANNOUNCED
@@ -27,11 +29,9 @@ cdef enum ConnState:
 
 cdef extern from *:
     """
-    #include <assert.h>
     static const unsigned char inferd_closing_next[] = {0x5e, 0x5c, 0x58, 0x50, 0x60, 0x40, 0x00};
     """
     const unsigned char CLOSING_NEXT "inferd_closing_next"[7]
-    void closing_assert "assert"(bint allowed) nogil
 
 
 # Whether this transition is in the table.
@@ -41,7 +41,7 @@ cdef inline bint closing_allows(ConnState state, ConnState following) noexcept n
 
 # The only function that changes the state of a connection.
 cdef inline void closing_move(ConnState *state, ConnState following) noexcept nogil:
-    closing_assert(closing_allows(state[0], following))
+    assert_move("the end of a connection", CLOSING_NEXT, state[0], following)
     state[0] = following
 
 

@@ -13,17 +13,11 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t
 
 from inferd._native.memory.resource cimport block_give, block_share
+from inferd._native.transport.call_state cimport RECEIVING_MESSAGE
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.http2 cimport conn_receive
 from inferd._native.transport.nghttp2 cimport nghttp2_session_get_stream_user_data
-from inferd._native.transport.stream cimport (
-    RECEIVING_MESSAGE,
-    Conn,
-    Stream,
-    conn_begin_syscall,
-    conn_end_syscall,
-    stream_ended,
-)
+from inferd._native.transport.stream cimport Conn, Stream, conn_begin_syscall, conn_end_syscall, stream_ended
 from inferd._native.transport.tls cimport Tls, tls_feed, tls_read
 from inferd._native.transport.turn cimport TURN_BYTES, Turn, turn_goes_on, turn_read
 

@@ -18,6 +18,7 @@ from libc.string cimport strlen
 
 from inferd._native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_SERVER_BYTES
 from inferd._native.text cimport format_text
+from inferd._native.transport.call_state cimport RECEIVED_ALL
 from inferd._native.transport.client cimport Client
 from inferd._native.transport.closing cimport CONN_PARTING, CONN_SHUT, closing_break, closing_move
 from inferd._native.transport.errorinfo cimport stream_refuse
@@ -31,7 +32,6 @@ from inferd._native.transport.nghttp2 cimport (
 )
 from inferd._native.transport.outgoing cimport Outgoing, output_clear
 from inferd._native.transport.stream cimport (
-    RECEIVED_ALL,
     Conn,
     Host,
     Receiver,

@@ -13,6 +13,7 @@ from inferd._native.refusal cimport REFUSAL_SLOW_REQUEST
 from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport Timer, timers_clear, timers_set
+from inferd._native.transport.call_state cimport RECEIVED_ALL, RECEIVING_HEADERS, RECEIVING_PREFIX
 from inferd._native.transport.closing cimport CONN_PARTING
 from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.eviction cimport conn_calm, conn_evict, stream_evict, stream_refuse_client
@@ -28,9 +29,6 @@ from inferd._native.transport.ledger cimport (
 from inferd._native.transport.nghttp2 cimport NGHTTP2_CANCEL, NGHTTP2_INTERNAL_ERROR
 from inferd._native.transport.outgoing cimport Outgoing, outgoing_keep, output_keep
 from inferd._native.transport.stream cimport (
-    RECEIVED_ALL,
-    RECEIVING_HEADERS,
-    RECEIVING_PREFIX,
     Conn,
     Host,
     Stream,

@@ -11,6 +11,7 @@ from inferd._native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_LIMIT_EXCEEDED
 from inferd._native.status cimport STATUS_INTERNAL, STATUS_UNIMPLEMENTED
 from inferd._native.text cimport format_text
 from inferd._native.traceparent cimport traceparent_read
+from inferd._native.transport.call_state cimport RECEIVING_PREFIX, receiving_move
 from inferd._native.transport.client cimport Client
 from inferd._native.transport.compression cimport ENCODING_UNKNOWN, encoding_parse, encodings_parse
 from inferd._native.transport.errorinfo cimport stream_refuse
@@ -25,7 +26,6 @@ from inferd._native.transport.stream cimport (
     HEADER_TE,
     HEADER_TOO_LARGE,
     KNOWN_FIELDS,
-    RECEIVING_PREFIX,
     Conn,
     HeaderField,
     Host,
@@ -177,7 +177,7 @@ cdef int keep_field(Stream *stream, nghttp2_rcbuf *name, nghttp2_rcbuf *value) n
 
 cdef void head_complete(Stream *stream) noexcept nogil:
     cdef const Client *client = stream.conn.client
-    stream.receiver.state = RECEIVING_PREFIX
+    receiving_move(&stream.receiver.state, RECEIVING_PREFIX)
     if stream.seen & HEADER_TOO_LARGE:
         text = format_text("the request headers exceed %d bytes", <int>MAX_HEADER_BYTES)
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, text)

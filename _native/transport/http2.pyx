@@ -30,6 +30,7 @@ from inferd._native.refusal cimport REFUSAL_STOPPING
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport timers_clear
 from inferd._native.transport.budget cimport COST_FRAME, COST_SETTINGS, EARNED_BY_RESPONSE, budget_earn, budget_spend
+from inferd._native.transport.call_state cimport RECEIVED_ALL
 from inferd._native.transport.closing cimport (
     CONN_ANNOUNCED,
     CONN_DRAINING,
@@ -53,7 +54,6 @@ from inferd._native.transport.ledger cimport account_exceeded, charge_release
 from inferd._native.transport.nghttp2 cimport *
 from inferd._native.transport.outgoing cimport output_clear, output_copy
 from inferd._native.transport.stream cimport (
-    RECEIVED_ALL,
     REMEMBERED,
     Conn,
     Host,

@@ -11,12 +11,14 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.chain cimport chain_pop, chain_push
-from inferd._native.memory.resource cimport Block, block_give, block_take
+from inferd._native.memory.resource cimport Block, block_contains, block_give, block_take
 from inferd._native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_LIMIT_EXCEEDED
 from inferd._native.status cimport STATUS_INTERNAL, STATUS_UNIMPLEMENTED
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.transport.budget cimport budget_spend
+from inferd._native.transport.call_state cimport RECEIVED_ALL, RECEIVING_MESSAGE, RECEIVING_PREFIX, receiving_move
 from inferd._native.transport.client cimport Client
 from inferd._native.transport.compression cimport (
     ENCODING_IDENTITY,
@@ -49,9 +51,6 @@ from inferd._native.transport.message_compression cimport MessageOwner, message_
 from inferd._native.transport.nghttp2 cimport NGHTTP2_ENHANCE_YOUR_CALM, nghttp2_session_consume_stream
 from inferd._native.transport.outgoing cimport PREFIX
 from inferd._native.transport.stream cimport (
-    RECEIVED_ALL,
-    RECEIVING_MESSAGE,
-    RECEIVING_PREFIX,
     Conn,
     Host,
     Receiver,
@@ -109,6 +108,7 @@ cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nog
             continue
         if receiver.received == receiver.room and not find_room(stream, data, size):
             return
+        assert_that(receiver.received < receiver.room and receiver.room <= receiver.size)
         part = min(size, receiver.room - receiver.received)
         if data == receiver.data + receiver.received:
             stream.conn.host.direct += part  # a direct read has put it in place
@@ -126,7 +126,7 @@ cdef void begin_message(Stream *stream) noexcept nogil:
     cdef Receiver *receiver = &stream.receiver
     cdef size_t limit = stream.conn.host.max_message
     cdef char *text
-    receiver.state = RECEIVING_MESSAGE
+    receiving_move(&receiver.state, RECEIVING_MESSAGE)
     receiver.size = (<size_t>receiver.prefix[1] << 24 | <size_t>receiver.prefix[2] << 16
                      | <size_t>receiver.prefix[3] << 8 | <size_t>receiver.prefix[4])
     receiver.received = 0
@@ -192,6 +192,7 @@ cdef bint find_room(Stream *stream, const uint8_t *more, size_t more_size) noexc
     # The message ends at a cache line. In nearly all requests so does the last tensor; if its size is a multiple of the
     # line, it also begins at one and is used in place.
     more = block.data + (whole - receiver.size if room == receiver.size else 0)
+    assert_that(receiver.received <= room and block_contains(block, more, room))
     if receiver.received:
         memcpy(<uint8_t *>more, receiver.data, receiver.received)
     block_give(receiver.block)
@@ -213,8 +214,9 @@ cdef void end_message(Stream *stream) noexcept nogil:
     cdef Receiver *receiver = &stream.receiver
     cdef bint compressed = receiver.prefix[0]
     cdef Incoming *message = &stream.first
+    assert_that(receiver.block != NULL and receiver.received == receiver.size)
     receiver.messages += 1
-    receiver.state = RECEIVING_PREFIX
+    receiving_move(&receiver.state, RECEIVING_PREFIX)
     receiver.prefix_size = 0
     if compressed or message.block != NULL:
         message = <Incoming *>malloc(sizeof(Incoming))  # a thread of the pool may hold it longer than the stream lives
@@ -249,6 +251,7 @@ cdef void message_ready(Stream *stream, Incoming *message) noexcept nogil:
 cdef void stream_drop_message(Stream *stream) noexcept nogil:
     cdef Incoming *message = <Incoming *>chain_pop(&stream.incoming)
     cdef size_t size = message.charge.bytes
+    assert_that(stream.queued >= size)
     stream.queued -= size
     if stream.single and not stream_ended(stream):
         if stream.with_handler.account == NULL:
@@ -271,7 +274,7 @@ cdef void stream_drop_message(Stream *stream) noexcept nogil:
 
 cdef void stream_half_closed(Stream *stream) noexcept nogil:
     cdef bint whole = stream.receiver.state == RECEIVING_PREFIX and stream.receiver.prefix_size == 0
-    stream.receiver.state = RECEIVED_ALL
+    receiving_move(&stream.receiver.state, RECEIVED_ALL)
     if stream_ended(stream):
         return
     if not whole:
@@ -330,6 +333,7 @@ cdef void inflated_later(void *call, Incoming *message, Result result) noexcept 
 
 cdef void inflated(Stream *stream, Incoming *message, Result result) noexcept nogil:
     # `message.charge` is still that of the compressed message
+    assert_that(stream.queued >= message.charge.bytes)
     stream.queued -= message.charge.bytes
     if result != RESULT_OK or stream_ended(stream):
         incoming_free(message)

@@ -12,6 +12,8 @@
 
 from libc.stddef cimport size_t
 
+from inferd._native.assertion cimport assert_that
+
 cdef enum Stage:
     # inferd_held_bytes calls some of them by other names, which Endpoint.ledger has
     STAGE_ARRIVING           # memory of a request message that is arriving
@@ -39,12 +41,6 @@ cdef struct Charge:
     Account *account         # NULL: released, or never made
     Stage stage
     size_t bytes
-
-cdef extern from *:
-    """
-    #include <assert.h>
-    """
-    void ledger_assert "assert"(bint agreed) nogil
 
 # Whether an account's total is the sum of its stages; for debug builds and tests.
 cdef bint account_agrees(const Account *account) noexcept nogil
@@ -79,14 +75,14 @@ cdef inline void account_subtract(Account *account, Stage stage, size_t bytes) n
     if account.total == bytes:
         account_turned(False)
     while account != NULL:
-        ledger_assert(account.bytes[<int>stage] >= bytes and account.total >= bytes)
+        assert_that(account.bytes[<int>stage] >= bytes and account.total >= bytes)
         account.bytes[<int>stage] -= bytes
         account.total -= bytes
         account = account.within
 
 
 cdef inline void charge_make(Charge *charge, Account *account, Stage stage, size_t bytes) noexcept nogil:
-    ledger_assert(charge.account == NULL)
+    assert_that(charge.account == NULL)
     charge.account = account
     charge.stage = stage
     charge.bytes = bytes
@@ -95,7 +91,7 @@ cdef inline void charge_make(Charge *charge, Account *account, Stage stage, size
 
 cdef inline void charge_resize(Charge *charge, size_t bytes) noexcept nogil:
     # the size of the message has changed
-    ledger_assert(charge.account != NULL)
+    assert_that(charge.account != NULL)
     if bytes > charge.bytes:
         account_add(charge.account, charge.stage, bytes - charge.bytes)
     else:
@@ -106,8 +102,9 @@ cdef inline void charge_resize(Charge *charge, size_t bytes) noexcept nogil:
 cdef inline void charge_move(Charge *charge, Stage stage) noexcept nogil:
     # the message has reached another stage
     cdef Account *account = charge.account
-    ledger_assert(account != NULL)
+    assert_that(account != NULL)
     while account != NULL:
+        assert_that(account.bytes[<int>charge.stage] >= charge.bytes)
         account.bytes[<int>charge.stage] -= charge.bytes
         account.bytes[<int>stage] += charge.bytes
         account = account.within
@@ -116,7 +113,7 @@ cdef inline void charge_move(Charge *charge, Stage stage) noexcept nogil:
 
 cdef inline void charge_hand(Charge *giver, Charge *taker) noexcept nogil:
     # moves the charge from one structure to another, together with its message
-    ledger_assert(taker.account == NULL)
+    assert_that(taker.account == NULL)
     taker[0] = giver[0]
     giver.account = NULL
 

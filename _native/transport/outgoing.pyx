@@ -4,7 +4,15 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove
 
-from inferd._native.memory.resource cimport Block, block_give, block_share, block_take, block_view
+from inferd._native.assertion cimport assert_that
+from inferd._native.memory.resource cimport (
+    Block,
+    block_contains,
+    block_give,
+    block_share,
+    block_take,
+    block_view,
+)
 from inferd._native.transport.ledger cimport MESSAGE_MEMORY, charge_release, charge_resize
 
 cdef enum:
@@ -46,6 +54,7 @@ cdef Outgoing *outgoing_new(uint32_t segments, size_t room) noexcept nogil:
 
 cdef void outgoing_add(Outgoing *message, Block *block, const uint8_t *data, size_t size) noexcept nogil:
     cdef Segment *segment = &message.segments[message.count]
+    assert_that(<uint8_t *>(segment + 1) <= message.room and block_contains(block, data, size))
     segment.data = data
     segment.size = size
     segment.block = block_share(block)
@@ -156,8 +165,10 @@ cdef bint output_copy(Output *output, const uint8_t *data, size_t size) noexcept
 cdef bint output_message(Output *output, Outgoing *message, size_t size) noexcept nogil:
     cdef Segment *segment
     cdef size_t part
+    assert_that(size <= message.left)
     message.left -= size
     while size:
+        assert_that(message.current < message.count)
         segment = &message.segments[message.current]
         part = min(size, segment.size - message.offset)
         if part >= REFERENCE_FROM:
@@ -179,9 +190,11 @@ cdef void output_drop(Output *output, size_t size) noexcept nogil:
     # the first `size` bytes have left
     cdef uint32_t gone = 0
     cdef Segment *piece
+    assert_that(size <= output.size)
     output.size -= size
     output.taken += size
     while size:
+        assert_that(gone < output.count)
         piece = &output.pieces[gone]
         if size < piece.size:
             piece.data += size

@@ -1,4 +1,4 @@
-# A call on a connection: its structures, its states, and the functions that answer it.
+# A call on a connection: its structures, and the functions that answer it. Its states are in call_state.pxd.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
@@ -10,6 +10,7 @@ from inferd._native.memory.small cimport Smalls
 from inferd._native.timers cimport Timer, Timers
 from inferd._native.traceparent cimport TraceContext
 from inferd._native.transport.budget cimport Budget
+from inferd._native.transport.call_state cimport RESPONSE_NONE, RESPONSE_READY, Receiving, ResponseState
 from inferd._native.transport.client cimport Client
 from inferd._native.transport.closing cimport ConnState
 from inferd._native.transport.compression cimport Encoding
@@ -25,43 +26,6 @@ from inferd._native.transport.nghttp2 cimport (
 )
 from inferd._native.transport.outgoing cimport Outgoing, Output
 from inferd._native.transport.thread_pool cimport Job, ThreadPool
-
-# The states of a call, one for each direction. Only the transitions in the table occur.
-#
-#   receiving                  what comes                      next
-#   RECEIVING_HEADERS          the end of the header block     RECEIVING_PREFIX
-#   RECEIVING_PREFIX           the fifth byte of a prefix      RECEIVING_MESSAGE, or RECEIVING_PREFIX after no bytes
-#                              the client's half-close         RECEIVED_ALL
-#   RECEIVING_MESSAGE          its last byte                   RECEIVING_PREFIX
-#                              the client's half-close         RECEIVED_ALL: the call has failed
-#   RECEIVED_ALL               nothing
-#
-#   response                   what the service sends          next
-#   RESPONSE_NONE              initial metadata or a message   RESPONSE_OPEN
-#                              the status                      RESPONSE_LAST: without messages, headers and trailers are
-#                                                              one frame
-#                              the message of a unary call,    RESPONSE_READY
-#                              and its status
-#   RESPONSE_OPEN              a message                       RESPONSE_OPEN
-#                              the status                      RESPONSE_LAST
-#   RESPONSE_READY             the message is compressed, or   RESPONSE_LAST
-#                              need not be
-#   RESPONSE_LAST              nothing; queued messages leave
-#   any but RESPONSE_CUT       the call is reset               RESPONSE_CUT: queued messages are discarded
-
-cdef enum Receiving:
-    RECEIVING_HEADERS        # the header block is not complete
-    RECEIVING_PREFIX         # between messages, or within the five bytes in front of one
-    RECEIVING_MESSAGE        # within a message
-    RECEIVED_ALL             # the client has half-closed
-
-cdef enum ResponseState:
-    # from RESPONSE_READY on the status is final, and nothing more is queued
-    RESPONSE_NONE            # neither headers nor a message yet
-    RESPONSE_OPEN            # the headers are submitted
-    RESPONSE_READY           # the headers will be submitted with the message
-    RESPONSE_LAST            # the headers are submitted, and the status is final
-    RESPONSE_CUT             # RST_STREAM is submitted
 
 # The functions that serve the calls of a method: one table for each kind of service. The front calls them while it
 # receives or collects bytes, and `closed` also when the transport ends a call.

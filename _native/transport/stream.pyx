@@ -8,12 +8,20 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.chain cimport Chain, chain_pop, chain_push, chain_remove
 from inferd._native.list cimport list_prepend, list_remove
 from inferd._native.memory.resource cimport LIVE_STREAMS, block_give, live_add
 from inferd._native.memory.small cimport small_give, small_take
 from inferd._native.status cimport STATUS_CANCELLED, STATUS_INTERNAL, STATUS_OK, STATUS_RESOURCE_EXHAUSTED
 from inferd._native.timers cimport timers_clear
+from inferd._native.transport.call_state cimport (
+    RESPONSE_CUT,
+    RESPONSE_LAST,
+    RESPONSE_OPEN,
+    RESPONSE_READY,
+    response_move,
+)
 from inferd._native.transport.closing cimport closing_break
 from inferd._native.transport.compression cimport (
     ENCODING_DEFLATE,
@@ -79,11 +87,13 @@ cdef Stream *stream_new(Conn *conn, int32_t id) noexcept nogil:
 
 cdef void stream_free(Stream *stream) noexcept nogil:
     cdef Conn *conn = stream.conn
+    assert_that(stream.call == NULL and conn.streams > 0)
     list_remove(&conn.open, stream)
     if conn.latest == stream:
         conn.latest = NULL
     conn.streams -= 1
     if conn.client != NULL:
+        assert_that(conn.client.calls > 0)
         conn.client.calls -= 1
     stream_drop_request(stream)
     drop_response(stream)
@@ -131,8 +141,10 @@ cdef inline void drop_response(Stream *stream) noexcept nogil:
         compression_abandon(&stream.sender.deflating)
     drop_outgoing(&stream.sender.uncompressed)
     drop_outgoing(&stream.sender.outgoing)
+    assert_that(stream.conn.unsent >= stream_unsent(stream))
     stream.conn.unsent -= stream_unsent(stream)
     if stream.sender.shut:
+        assert_that(stream.conn.shut >= stream.sender.unsent)
         stream.conn.shut -= stream.sender.unsent
     stream.sender.plain = 0
     stream.sender.unsent = 0
@@ -179,7 +191,7 @@ cdef void stream_begin(Stream *stream, const nghttp2_nv *metadata, size_t count)
     cdef nghttp2_nv *headers
     provider.source.ptr = stream
     provider.read_callback = read_response
-    stream.sender.state = RESPONSE_LAST if stream_ended(stream) else RESPONSE_OPEN
+    response_move(&stream.sender.state, RESPONSE_LAST if stream_ended(stream) else RESPONSE_OPEN)
     if count == 0 and stream.sender.encoding == ENCODING_IDENTITY:
         check(stream, nghttp2_submit_response(stream.conn.session, stream.id, RESPONSE_HEADERS, 2, &provider))
     else:
@@ -236,7 +248,7 @@ cdef void stream_reply(Stream *stream, Outgoing *message) noexcept nogil:
 
 cdef inline void decide(Stream *stream, int status) noexcept nogil:
     # the status is known: the request is answered
-    stream.sender.state = RESPONSE_LAST if stream.sender.state == RESPONSE_OPEN else RESPONSE_READY
+    response_move(&stream.sender.state, RESPONSE_LAST if stream.sender.state == RESPONSE_OPEN else RESPONSE_READY)
     stream.sender.status = status
     charge_release(&stream.with_handler)
 
@@ -271,7 +283,7 @@ cdef void stream_cut(Stream *stream, uint32_t error_code) noexcept nogil:
         stream.sender.status = STATUS_RESOURCE_EXHAUSTED
     elif not stream_ended(stream):
         stream.sender.status = STATUS_INTERNAL
-    stream.sender.state = RESPONSE_CUT
+    response_move(&stream.sender.state, RESPONSE_CUT)
     stream_drop_request(stream)
     drop_response(stream)
     if nghttp2_submit_rst_stream(stream.conn.session, NGHTTP2_FLAG_NONE, stream.id, error_code) != 0:
@@ -289,7 +301,7 @@ cdef void stream_finish(Stream *stream, int status, const char *details, const c
     if stream_opened(stream) or stream.sender.plain:
         send_further(stream)
     else:
-        stream.sender.state = RESPONSE_LAST
+        response_move(&stream.sender.state, RESPONSE_LAST)
         submit_trailers(stream, http_status)
         mark_dirty(stream.conn)
 
@@ -366,6 +378,7 @@ cdef int stream_frame(nghttp2_session *session, nghttp2_frame *frame, const uint
         return NGHTTP2_ERR_CALLBACK_FAILURE
     if stream.sender.shut and length:
         stream_shut(stream, False)
+    assert_that(length <= stream.sender.unsent and length <= conn.unsent)
     stream.sender.unsent -= length
     conn.unsent -= length
     if conn.stream_window <= <int32_t>length:
@@ -432,6 +445,7 @@ cdef void compressed_later(void *call, Outgoing *plain, Outgoing *deflated) noex
 cdef void compressed(Stream *stream, Outgoing *plain, Outgoing *deflated) noexcept nogil:
     # send the oldest waiting message, plain or compressed
     cdef size_t before = stream_unsent(stream)
+    assert_that(plain.left <= stream.sender.plain and plain.left <= stream.conn.unsent)
     stream.sender.plain -= plain.left
     stream.conn.unsent -= plain.left
     charge_release(&plain.charge)

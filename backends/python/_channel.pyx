@@ -23,7 +23,7 @@ from inferd._native.memory.shm cimport region_unwatch
 from inferd._native.refusal cimport REFUSAL_WORKER_DIED
 from inferd._native.request.accounting cimport account_detached, account_failed
 from inferd._native.request.bridge cimport Bridge, bridge_return
-from inferd._native.request.life cimport MOVES_CHECKED
+from inferd._native.assertion cimport CHECKED
 from inferd._native.request.request cimport Request, request_refuse, request_unfollow
 from inferd._native.request.statistics cimport FAILURE_BACKEND
 from inferd._native.status cimport STATUS_OK
@@ -180,7 +180,7 @@ cdef void channel_connect(Channel *channel, int work, int side, int calls, int p
 
 cdef void move(Channel *channel, WorkerState after, bint patient) noexcept nogil:
     # under the guard
-    if MOVES_CHECKED:
+    if CHECKED:
         check_worker_move(channel.state, after)
     fetch_add32(&channel.team.hopeful, <int>patient - <int>channel.patient)
     channel.state = after

@@ -9,6 +9,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memmove
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.atomic cimport store32
 from inferd._native.memory.resource cimport Block, block_give
 
@@ -43,6 +44,8 @@ cdef bint loan_begin(Loans *loans, LoanKind kind, Block *block, uint64_t offset)
         loans.by_offset = grown
         loans.capacity = capacity
     place = place_of(loans, offset)
+    assert_that(place == 0 or loans.by_offset[place - 1].offset + loans.by_offset[place - 1].size <= offset)
+    assert_that(place == loans.count or offset + block.size <= loans.by_offset[place].offset)
     memmove(loans.by_offset + place + 1, loans.by_offset + place, (loans.count - place) * sizeof(Loan))
     loans.by_offset[place].offset = offset
     loans.by_offset[place].size = block.size
@@ -67,6 +70,7 @@ cdef Loan *loan_find(const Loans *loans, LoanKind kind, uint64_t offset, uint64_
 cdef Block *loan_end(Loans *loans, Loan *loan) noexcept nogil:
     cdef Block *block = loan.block
     cdef uint32_t place = <uint32_t>(loan - loans.by_offset)
+    assert_that(place < loans.count and loans.of_kind[<int>loan.kind] > 0)
     store32(<int32_t *>&loans.of_kind[<int>loan.kind], <int32_t>loans.of_kind[<int>loan.kind] - 1)
     loans.count -= 1
     memmove(loan, loan + 1, (loans.count - place) * sizeof(Loan))

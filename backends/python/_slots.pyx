@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memset
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.request.request cimport Request
 from inferd.backends.python._wire cimport (
     EMPTY,
@@ -43,6 +44,7 @@ cdef uint64_t slot_take(Slots *slots, Request *request, int64_t taken_ns) noexce
         return 0
     index = slots.free_slot - 1
     slot = &slots.slots[index]
+    assert_that(index < slots.count and slot.state == SLOT_FREE)
     slots.free_slot = slot.next_free
     slots.open += 1
     slots.generation += 1
@@ -67,6 +69,7 @@ cdef Slot *slot_find(const Slots *slots, uint64_t number) noexcept nogil:
 
 
 cdef void slot_give(Slots *slots, Slot *slot) noexcept nogil:
+    assert_that(slot.state != SLOT_FREE and not slot.busy and slots.open > 0)
     slot.state = SLOT_FREE
     slot.request = NULL
     slot.next_free = slots.free_slot
@@ -159,4 +162,5 @@ cdef uint32_t slot_credit(Slot *slot) noexcept nogil:
     slot.asked = False
     slot.returned = 0
     slot.credit += credit
+    assert_that(slot.credit <= 2 * WINDOW)  # a request that is abandoned gets as much once more
     return credit

@@ -6,7 +6,11 @@ from inferd._native.scheduling.queue import Learnt
 
 Decided = list[tuple[int, list[int] | None]]
 
+CHECKED: bool
 NEVER: int
+
+def move_receiving(before: int, after: int) -> int: ...
+def move_response(before: int, after: int) -> int: ...
 
 class QueueProbe:
     def __init__(self, spec: Any, *, max_queue: int = 0, held: int = 0, limiter: RateLimiter | None = None) -> None: ...

@@ -4,9 +4,12 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
+from inferd._native.assertion cimport CHECKED as ASSERTED
 from inferd._native.atomic cimport fetch_add32
 from inferd._native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
+from inferd._native.request.life cimport request_move
 from inferd._native.request.request cimport (
+    REQUEST_QUEUED,
     REQUEST_TAKEN,
     Request,
     request_free,
@@ -56,8 +59,24 @@ from inferd._native.sequences.slots cimport (
     slots_request_done,
 )
 from inferd._native.timers cimport Timer, TimersHandle, timers_clear, timers_due, timers_have_room, timers_set
+from inferd._native.transport.call_state cimport Receiving, ResponseState, receiving_move, response_move
 
 NEVER = NEVER_NS
+CHECKED = bool(ASSERTED)
+
+
+def move_receiving(before: int, after: int) -> int:
+    """Move the receiving side of a call; where it is then."""
+    cdef Receiving state = <Receiving><int>before
+    receiving_move(&state, <Receiving><int>after)
+    return <int>state
+
+
+def move_response(before: int, after: int) -> int:
+    """Move the response of a call; where it is then."""
+    cdef ResponseState state = <ResponseState><int>before
+    response_move(&state, <ResponseState><int>after)
+    return <int>state
 
 
 cdef class QueueProbe:
@@ -81,8 +100,12 @@ cdef class QueueProbe:
         self.ousted = []
 
     def __dealloc__(self):
+        cdef Request *request
         for address in self.requests.values() if self.requests is not None else ():
-            request_free(<Request *><size_t>address)
+            request = <Request *><size_t>address
+            if request.state == REQUEST_QUEUED:
+                request_move(request, REQUEST_QUEUED, REQUEST_TAKEN)
+            request_free(request)
 
     cdef Request *forget(self, int tag) except NULL:
         cdef Request *request = <Request *><size_t>self.requests.pop(tag)
