@@ -3,8 +3,8 @@
 Switches (environment variables):
     INFERD_BUILD   release (default) | debug (bounds checks, -O1 -g, line numbers) | asan (debug with
                    address and undefined-behaviour sanitizers) | tsan (debug with the thread sanitizer) | coverage
-                   (what release does, compiled so that gcov can count it; tools/coverage.py) | quick (the same in
-                   the least time, for a test of what a package contains)
+                   (what release does, compiled so that gcov can count it; tools/coverage.py) | quick (what release
+                   does with assertions, built in the least time) | checked (release with assertions: tests/mutants)
     INFERD_COMMIT  of the sources, for `inferd --version`, where there is no git to ask
     INFERD_ONLY    comma-separated module names: build only these (for development); none of
                    that name builds none
@@ -36,7 +36,8 @@ FLAGS = {
     "asan": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"],
     "tsan": ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", "-fsanitize=thread"],
     "coverage": ["-O0", "-g0", "-DNDEBUG", "--coverage"],
-    "quick": ["-O0", "-g0", "-DNDEBUG"],
+    "quick": ["-O0", "-g0", "-UNDEBUG"],
+    "checked": ["-O2", "-g0", "-UNDEBUG"],
 }
 IN_PLACE = "--inplace" in sys.argv
 # Those of the checks are of the source tree, no parts of the package.
@@ -185,7 +186,7 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
         f"(free-threaded): use python{sys.version_info.major}.{sys.version_info.minor} instead of its 't' build"
     )
 
-DEBUG = BUILD not in ("release", "coverage", "quick")
+DEBUG = BUILD in ("debug", "asan", "tsan")
 EXTENSIONS = extensions()
 
 if EXTENSIONS:

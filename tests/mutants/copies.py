@@ -65,12 +65,12 @@ class Copy:
         return next(path.parent.glob(path.stem + ".cpython*.so"), None)
 
     def build(self, file: str) -> None:
-        """The extension of this source, and no other.
+        """The extension of this source, and no other: as it is shipped, and with its assertions.
 
         Raises:
             RuntimeError: it does not compile.
         """
-        self.build_modules([module_of(file, self.root)])
+        self.build_modules([module_of(file, self.root)], INFERD_BUILD="checked")
 
     def build_modules(self, modules: list[str], **environment: str) -> None:
         """Build these extensions.

@@ -63,6 +63,16 @@ def test_statements_are_deleted():
     assert deleted.apply(SOURCE) == SOURCE.replace("finish(<int>a,\n           0)", "pass\n")
 
 
+def test_assertions_stay():
+    """They are no code that is shipped. Calls on both sides of one change places, and it stays where it is."""
+    source = body("begin(1)", "assert_that(a < b and c == 2)", "finish()")
+    assert [each.after for each in mutants_of("x.pyx", source) if each.operator == "swap"] == [
+        "finish()\n    assert_that(a < b and c == 2)\n    begin(1)"
+    ]
+    assert all("assert_that(a < b and c == 2)" in each.apply(source) for each in mutants_of("x.pyx", source))
+    assert [after for _, after in changes(source, "constant")] == ["begin(0)", "begin(2)"]
+
+
 def test_early_returns_are_skipped():
     """A return before the last statement of its function is a mutant of its own kind."""
     assert changes(SOURCE, "return") == [("return 3", "pass")]

@@ -2,8 +2,8 @@
 
     python -m tests.simulation.mutate [--seeds 600] [--only TEXT ...] [--report FILE] [--crowd CALLS]
 
-The tree must be freshly built: only the extension that a fault is in is built anew, without optimization, the others
-are copied as they are.
+The tree must be freshly built: only the extension that a fault is in is built anew, without optimization and with its
+assertions; the others are copied as they are.
 The copy lies in a temporary folder and goes at the end.
 
 A fault is found when the simulation reports that a rule is broken or that a process has crashed. The sound tree is
