@@ -11,7 +11,8 @@
 #   make instructions  fails where a call needs over 1 % more instructions than recorded; needs valgrind
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
 #   make simulate SEEDS=1000 whole servers in virtual time, each as its seed says; SEED=n runs one and tells its story;
-#                 CROWD=40000: so many calls more in each, by clients in C
+#                 CROWD=40000: so many calls more in each, by clients in C. In the debug build, with all assertions, which
+#                 lies in a copy of the tree; WITH=release: in the build that is in place
 #   make mutants  mutants of the native code, drawn at random, for HOURS=1: who finds each, simulations or tests?
 #                 PACKAGE="memory gpu": of these only. It may be killed, and goes on from its record (CONTRIBUTING.md)
 #   make soak     new examples for tests of properties; random clients through both doors, every answer checked; hostile
@@ -54,6 +55,7 @@ LEAN := 11.4.0.106
 TENSORFLOW := build/tensorflow
 TENSORFLOW_VERSION := 2.21.0
 RTX := 1.7.1.116
+SIMULATED := $(if $(filter release,$(WITH)),$(PY),tools/sanitize.sh debug)
 NATIVE := $(shell find _native backends inferd_client -name '*.pyx' -o -name '*.px[di]' -o -name '*.h' 2>/dev/null) \
     $(wildcard backends/triton_api/*.c)
 CHECKS := $(shell find bench tests -name '*.pyx' -o -name '*.px[di]' -o -name '*.h' 2>/dev/null)
@@ -79,7 +81,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: setup build serve test lint instructions compiled-tests fuzz simulate mutants soak soak-release soak-asan soak-tsan bench gpu wheel image clean with-clients with-tensorflow with-tensorrt
 .DELETE_ON_ERROR:
 
-setup: $(COMMAND) $(INSTALLED) build $(addprefix with-,$(filter-out asan tsan,$(WITH)))
+setup: $(COMMAND) $(INSTALLED) build $(addprefix with-,$(filter-out asan tsan release,$(WITH)))
 
 $(VENV)/.created: tools/system_packages.sh
 	tools/system_packages.sh $(PYTHON)
@@ -179,7 +181,7 @@ fuzz: setup
 	$(PY) -m tests.fuzz --seconds $(TIME)
 
 simulate: setup
-	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --random) $(if $(CROWD),--crowd $(CROWD))
+	$(SIMULATED) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --random) $(if $(CROWD),--crowd $(CROWD))
 
 # It leaves the processors to whatever else runs.
 mutants: setup
@@ -194,6 +196,7 @@ soak-release: setup
 	INFERD_EVERY_TAKE=1 $(PY) -m pytest -q tests/simulation/test_simulation.py -k refused
 	$(PY) -m tests.simulation --seeds 0 --twice --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 150
 	$(PY) -m tests.simulation --seeds 0 --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 150 --crowd 40000
+	tools/sanitize.sh debug -m tests.simulation --seeds 0 --first $$(od -An -N4 -tu4 /dev/urandom) --seconds 300
 	INFERD_UPDATE_SECONDS=60 $(PY) -m pytest -q tests/proxy
 	$(PY) -m tests.storms.soak
 	$(PY) -m tests.storms.abuse
