@@ -12,6 +12,8 @@ cdef enum Refusal:
     REFUSAL_CLIENT_LIMIT     # any limit of the client's quota
     REFUSAL_LIMIT_EXCEEDED
     REFUSAL_SLOW_REQUEST
+    REFUSAL_PROTOCOL         # the call violates gRPC's protocol
+    REFUSAL_CARDINALITY      # the same: it has not as many messages as its method takes
     REFUSAL_SEQUENCE_ENDED
     REFUSAL_WORKER_DIED
     REFUSAL_UNKNOWN_CALLER
@@ -32,7 +34,8 @@ cdef bint refusal_retries(Refusal refusal) noexcept nogil
 cdef Refusal refusal_usual(int status) noexcept nogil
 # Whether the refusal is for lack of rights.
 cdef bint refusal_denies(Refusal refusal) noexcept nogil
-# Count one refused request or call. Whoever ends it counts it, once.
+# Count one refused request or call. Whoever ends it counts it, once. A deadline that has passed is no refusal.
 cdef void refusal_count(Refusal refusal) noexcept nogil
-# The refusal of this name, else the usual one of the status.
-cdef Refusal refusal_named(int status, bytes name)
+# `refusal`, or the usual one of the status if it is REFUSAL_NONE.
+cdef inline Refusal refusal_or_usual(Refusal refusal, int status) noexcept nogil:
+    return refusal if refusal else refusal_usual(status)

@@ -1,7 +1,6 @@
 """Why requests and calls are refused: one table of the reasons, and how many there were of each in this process."""
 
 from libc.stdint cimport int64_t
-from libc.string cimport strcmp
 
 from inferd._native.atomic cimport fetch_add64, load64
 from inferd._native.status cimport (
@@ -51,6 +50,12 @@ table[<int>REFUSAL_LIMIT_EXCEEDED] = Row(
     "the request alone exceeds a limit, or the system has no more of a resource")
 table[<int>REFUSAL_SLOW_REQUEST] = Row(
     "SLOW_REQUEST", STATUS_DEADLINE_EXCEEDED, 0, "the request did not arrive in time: `--grpc-receive-timeout`")
+table[<int>REFUSAL_PROTOCOL] = Row(
+    "PROTOCOL_VIOLATION", STATUS_INTERNAL, 0,
+    "the call violates gRPC's protocol, as the text says: a fault of the client's library, or of a proxy")
+table[<int>REFUSAL_CARDINALITY] = Row(
+    "PROTOCOL_VIOLATION", STATUS_UNIMPLEMENTED, 0,
+    "the same: the call has no request message, or several, and its method takes one")
 table[<int>REFUSAL_SEQUENCE_ENDED] = Row(
     "SEQUENCE_ENDED", STATUS_INVALID_ARGUMENT, 0,
     "the sequence was ended before, as the text says: begin it again with START")
@@ -106,17 +111,14 @@ cdef void refusal_count(Refusal refusal) noexcept nogil:
     fetch_add64(&counts[<int>refusal], 1)
 
 
-cdef Refusal refusal_named(int status, bytes name):
-    cdef int i
-    for i in range(1, <int>REFUSALS):
-        if table[i].status == status and strcmp(table[i].name, name) == 0:
-            return <Refusal>i
-    return refusal_usual(status)
+# Refusals that Python code chooses. Others it only passes on, as numbers; 0 stands for the usual one of a status.
+STOPPING = <int>REFUSAL_STOPPING
+CARDINALITY = <int>REFUSAL_CARDINALITY
 
 
-def count_refusal(status: int, reason: str) -> None:
-    """Count a call that Python code refuses with this status and reason; "" for the usual reason of the status."""
-    refusal_count(refusal_named(status, reason.encode()))
+def count_refusal(status: int, refusal: int = 0) -> None:
+    """Count a call that Python code refuses with this status."""
+    refusal_count(refusal_or_usual(<Refusal><int>refusal, status))
 
 
 def refusal_counts() -> dict[str, int]:
@@ -131,6 +133,9 @@ def refusal_counts() -> dict[str, int]:
 
 
 def refusal_table() -> list[tuple[str, int, bool, str]]:
-    """The reasons for the docs: (name, gRPC status code, whether a retry may help, meaning and remedy)."""
+    """The reasons for the docs: (name, gRPC status code, whether a retry may help, meaning and remedy).
+
+    The first one has the number 1.
+    """
     return [(table[i].name.decode(), table[i].status, table[i].flags & RETRY != 0, table[i].help.decode())
             for i in range(1, <int>REFUSALS)]

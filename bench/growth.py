@@ -31,6 +31,7 @@ from bench.curves import Curve, Point
 from bench.growth_goals import GOALS
 from bench.growth_models import MODEL, resident, served
 from inferd._native.memory import resource
+from inferd._native.service.ticket import CallOrigin
 from inferd.backends.loader import BackendLoader
 from inferd.server.app import SWITCH_INTERVAL
 from inferd.server.caching import LocalCache
@@ -95,7 +96,7 @@ async def _answered(engine: Engine, message: bytes, rounds: int) -> int:
             done.set()
 
         before = time.thread_time_ns()
-        engine.submit(message, deliver)
+        engine.infer.submit(message, deliver)
         best = min(best, time.thread_time_ns() - before)
         await done.wait()
     return best
@@ -191,7 +192,7 @@ def responses() -> Curve:
                     done.set()
 
             before = time.process_time_ns()
-            tickets.append(engine.submit(message.SerializeToString(), deliver, stream=True))
+            tickets.append(engine.infer.submit(message.SerializeToString(), deliver, CallOrigin(stream=True)))
             await done.wait()
             return Point(count, (time.process_time_ns() - before) / count, most)
 
@@ -223,11 +224,11 @@ def reloads() -> Curve:
             def deliver(status: int, text: str, _: bytes | None) -> None:
                 assert status == 0, text
                 if running:
-                    engine.submit(encoded, deliver)
+                    engine.infer.submit(encoded, deliver)
 
             before, spent = kept(), time.process_time()
             for _ in range(64):
-                engine.submit(encoded, deliver)
+                engine.infer.submit(encoded, deliver)
             for number in range(count):
                 (root / "1" / "file").write_text("x" * (number // 2))
                 (root / "config.pbtxt").write_text(f"{MODEL}instance_group {{ count: {1 + (number + 1) % 2} }}\n")
@@ -272,12 +273,12 @@ parameters {{ key: "delay_us" value {{ string_value: "1000" }} }}
                     done.set()
                 if begun < REQUESTS:
                     begun += 1
-                    engine.submit(messages[begun % count], deliver)
+                    engine.infer.submit(messages[begun % count], deliver)
 
             before, batches = time.process_time(), engine.model("m0").statistics().execution_count
             for _ in range(IN_FLIGHT):
                 begun += 1
-                engine.submit(messages[begun % count], deliver)
+                engine.infer.submit(messages[begun % count], deliver)
             await done.wait()
             spent = time.process_time() - before
             batches = engine.model("m0").statistics().execution_count - batches

@@ -221,7 +221,7 @@ async def _ask(engine: Engine, message: pb.ModelInferRequest) -> pb.ModelInferRe
         found = pb.ModelInferResponse.FromString(response) if not status and response is not None else None
         loop.call_soon_threadsafe(done.set_result, text or f"status {status}" if found is None else found)
 
-    engine.submit(message.SerializeToString(), deliver)
+    engine.infer.submit(message.SerializeToString(), deliver)
     return await done
 
 

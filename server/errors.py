@@ -41,8 +41,8 @@ class ServerError(Exception):
     """An error that the server sends to a client with a status. Raise one of the families below."""
 
     status: ClassVar[Status] = Status.INTERNAL
-    reason: str = ""
-    """A name in the table of refusals (`_native/refusal.pyx`); empty for the status' usual one."""
+    refusal: int = 0
+    """A number in the table of refusals (`_native/refusal.pyx`); 0 for the status' usual one."""
 
     counted: ClassVar[bool] = False
     """Whether the refusal has been counted where the error comes from."""
@@ -99,10 +99,10 @@ class Denied(ServerError):
 
     status: Status  # type: ignore[misc]  # of the instance here, of the class in the other families
 
-    def __init__(self, status: Status, details: str, reason: str = "") -> None:
+    def __init__(self, status: Status, details: str, refusal: int = 0) -> None:
         super().__init__(details)
         self.status = status
-        self.reason = reason
+        self.refusal = refusal
 
 
 class ConfigError(InvalidArgument):
@@ -154,6 +154,17 @@ def _advice(number: int | None) -> str:
                 "container (pids)"
             )
     return "the server has no memory for it, raise the limit of its container or load fewer models"
+
+
+NO_TEXT = "it has no text"
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an error, which may be one of a model's code: even its text may fail."""
+    try:
+        return str(error)
+    except BaseException:
+        return NO_TEXT
 
 
 def status_and_text(error: BaseException) -> tuple[Status, str]:

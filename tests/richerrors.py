@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 
 import grpc
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, duration_pb2, message_factory
+
+from tests.framing import Answer
 
 KEY = "grpc-status-details-bin"
 
@@ -65,8 +68,15 @@ def read(encoded: bytes) -> Rich:
 def of(error: grpc.RpcError) -> Rich:
     """The details of a failed call, which must agree with its status and text."""
     (encoded,) = (value for key, value in error.trailing_metadata() if key == KEY)
-    rich = read(encoded)
-    assert rich.code == error.code().value[0]
-    assert rich.message == error.details()
-    assert rich.domain == "inferd"
+    return _agreeing(read(encoded), error.code().value[0], error.details())
+
+
+def of_answer(answer: Answer) -> Rich:
+    """The same of an answer in HTTP/2 frames."""
+    told = answer.headers[KEY]
+    return _agreeing(read(base64.b64decode(told + "=" * (-len(told) % 4))), answer.status, answer.details)
+
+
+def _agreeing(rich: Rich, status: int, text: str) -> Rich:
+    assert (rich.code, rich.message, rich.domain) == (status, text, "inferd")
     return rich

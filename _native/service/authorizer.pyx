@@ -11,7 +11,7 @@ from libc.string cimport memcpy
 from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post
 from inferd._native.memory.resource cimport Block, block_give, block_share
 from inferd._native.protobuf.codec cimport Str
-from inferd._native.refusal cimport REFUSAL_NOT_SERVED, Refusal, refusal_name, refusal_status
+from inferd._native.refusal cimport REFUSAL_NOT_SERVED, Refusal, refusal_status
 from inferd._native.service.access cimport (
     ALLOWED,
     INFERENCE,
@@ -254,10 +254,10 @@ cdef class Authorizer:
         endpoint.host.interceptor.admits = admits
         endpoint.host.interceptor.context = &self.access
 
-    def authorize(self, group: str, metadata) -> tuple[int, str, str, int]:
-        """Check a call of this group: (status, text, reason, caller); the status is 0 if the call is allowed.
+    def authorize(self, group: str, metadata) -> tuple[int, str, int, int]:
+        """Check a call of this group: (status, text, refusal, caller); the status is 0 if the call is allowed.
 
-        The reason is a name in the table of refusals. The same holds for the methods below.
+        The refusal is a number in the table of refusals. The same holds for the methods below.
         """
         cdef Field fields[KEPT_FIELDS]
         cdef uint32_t bit = 1 << GROUPS.index(group)
@@ -280,8 +280,8 @@ cdef class Authorizer:
             verdict = access_authorize(&self.access, bit, fields, len(kept), &caller)
         return self.told(verdict, bit, b"") + (caller,)
 
-    def authorize_message(self, caller: int, group: str, model: str) -> tuple[int, str, str]:
-        """Check a message of a caller whose call was allowed: (status, text, reason). The model is "" for none."""
+    def authorize_message(self, caller: int, group: str, model: str) -> tuple[int, str, int]:
+        """Check a message of a caller whose call was allowed: (status, text, refusal). The model is "" for none."""
         cdef bytes encoded = model.encode()
         cdef uint32_t bit = 1 << GROUPS.index(group)
         cdef Str name
@@ -289,27 +289,26 @@ cdef class Authorizer:
         name.size = <uint32_t>len(encoded)
         return self.told(access_message(&self.access, caller, bit, name), bit, encoded)
 
-    def authorize_every_model(self, caller: int) -> tuple[int, str, str]:
-        """Check a message that concerns all models, of a caller whose call was allowed: (status, text, reason)."""
+    def authorize_every_model(self, caller: int) -> tuple[int, str, int]:
+        """Check a message that concerns all models, of a caller whose call was allowed: (status, text, refusal)."""
         return self.told(access_every_model(&self.access, caller), 0, b"")
 
-    def authorize_override(self, caller: int) -> tuple[int, str, str]:
-        """Check a load with a configuration or files, which can run code in the server: (status, text, reason)."""
+    def authorize_override(self, caller: int) -> tuple[int, str, int]:
+        """Check a load with a configuration or files, which can run code in the server: (status, text, refusal)."""
         return self.told(access_override(&self.access, caller), 0, b"")
 
     cdef tuple told(self, Verdict verdict, uint32_t group, bytes model):
-        # the status of a verdict, its text, and the reason
+        # the status of a verdict, its text, and the refusal
         cdef Str name
         cdef char *text
         cdef Refusal refusal = access_refusal(verdict)
         if verdict == ALLOWED:
-            return (0, "", "")
+            return (0, "", 0)
         name.data = model
         name.size = <uint32_t>len(model)
         text = access_text(&self.access, verdict, group, name)
         try:
-            return (refusal_status(refusal), text_or_no_memory(text).decode("utf-8", "replace"),
-                    refusal_name(refusal).decode())
+            return refusal_status(refusal), text_or_no_memory(text).decode("utf-8", "replace"), <int>refusal
         finally:
             free(text)
 

@@ -22,7 +22,6 @@ from inferd._native.chain cimport Chain, Link, chain_pop, chain_push
 from inferd._native.list cimport list_append, list_remove
 from inferd._native.memory.resource cimport LIVE_EXCHANGES, Block, block_give, block_share, live_add
 from inferd._native.refusal cimport (
-    REFUSAL_CLIENT_LIMIT,
     REFUSAL_LIMIT_EXCEEDED,
     REFUSAL_NONE,
     REFUSAL_STOPPING,
@@ -42,13 +41,13 @@ from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport Timer, timers_clear, timers_set
 from inferd._native.transport.budget cimport COST_FRAME
 from inferd._native.transport.call_state cimport RECEIVED_ALL
-from inferd._native.transport.client cimport Client, client_begin_stream, client_end_stream
 from inferd._native.transport.errorinfo cimport final_trailers, stream_refuse
 from inferd._native.transport.expiry cimport stream_watch
 from inferd._native.transport.headers cimport header_value
 from inferd._native.transport.ledger cimport CALL_MEMORY, STAGE_WITH_HANDLER, charge_make, charge_resize
 from inferd._native.transport.nghttp2 cimport nghttp2_nv, nghttp2_rcbuf_get_buf, nghttp2_vec
 from inferd._native.transport.outgoing cimport Outgoing, outgoing_free
+from inferd._native.transport.quota cimport quota_refuses_stream
 from inferd._native.transport.stream cimport (
     WRITABLE_BELOW,
     Stream,
@@ -153,7 +152,6 @@ cdef bint ends_on_error(const Stream *stream) noexcept nogil:
 
 cdef void begin_call(Stream *stream) noexcept nogil:
     cdef ExchangeDoor *door = <ExchangeDoor *>stream.method.context
-    cdef Client *client = stream.conn.client
     cdef Exchange *self
     if not call_admit(stream):
         return
@@ -164,10 +162,8 @@ cdef void begin_call(Stream *stream) noexcept nogil:
     if self == NULL:
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text("no memory for the call"))
         return
-    if client != NULL and not client_begin_stream(client):
+    if quota_refuses_stream(stream):
         free(self)
-        stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
-            "client %s has %u streams in flight, its limit is %u", client.name, client.streams, client.max_streams))
         return
     live_add(LIVE_EXCHANGES, 1)
     door.streams += 1
@@ -200,8 +196,6 @@ cdef void exchange_leave(Exchange *self) noexcept nogil:
     cdef Stream *stream = self.stream
     self.stream = NULL
     stream.call = NULL
-    if stream.conn.client != NULL:
-        client_end_stream(stream.conn.client)
     list_remove(&self.door.exchanges, self)
     if self.timer.slot:
         timers_clear(stream.conn.host.timers, &self.timer)

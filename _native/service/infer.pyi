@@ -8,7 +8,7 @@ from inferd._native.service.authorizer import Authorizer
 from inferd._native.service.forwarding import Forwarder
 from inferd._native.service.response_store import ResponseStore
 from inferd._native.service.table import ModelTable
-from inferd._native.service.ticket import Ticket
+from inferd._native.service.ticket import CallOrigin, Ticket
 from inferd._native.timers import TimersHandle
 from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.io_thread import IoThreads
@@ -51,16 +51,8 @@ class InferService:
         self,
         message: bytes,
         deliver: Callable[[int, str, bytes | None], None],
+        call: CallOrigin = ...,
         *,
         timeout_ns: int = -1,
-        stream: bool = False,
-        stream_number: int = 0,
-        caller: int = 0,
-        user: int = -1,
-        identity: int = 0,
-        client: int = 0,
-        trace: tuple[str, str] = ("", ""),
-        peer: str = "",
-        forwarded: bytes = b"",
     ) -> Ticket: ...
     def forward(self, forwarder: Forwarder) -> None: ...

@@ -16,10 +16,10 @@ from inferd._native.atomic cimport add_own
 from inferd._native.caching.coalescer cimport Coalescer, coalescer_clear, coalescer_drop, coalescer_forget
 from inferd._native.execution.warmup cimport Outcome, warmup_requests
 from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post
-from inferd._native.memory.resource cimport Block, block_give, block_of_object, block_share, text_block
+from inferd._native.memory.resource cimport Block, block_give, block_of_object, block_share
 from inferd._native.memory.shm cimport Regions
 from inferd._native.protobuf.codec cimport Str
-from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED, REFUSAL_NONE, Refusal
+from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED, REFUSAL_NONE, Refusal, refusal_count
 from inferd._native.request.bridge cimport Bridge, BridgeHandle, bridge_abandon
 from inferd._native.request.lane cimport Lane, LaneHandle
 from inferd._native.request.record cimport Record
@@ -44,11 +44,10 @@ from inferd._native.service.submission cimport (
     submit_work,
 )
 from inferd._native.service.table cimport ModelTable, message_model, table_place
-from inferd._native.service.ticket cimport Ticket, ticket_new
+from inferd._native.service.ticket cimport CallOrigin, Ticket, ticket_new
 from inferd._native.status cimport STATUS_OK, STATUS_RESOURCE_EXHAUSTED, STATUS_UNAVAILABLE
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport TimersHandle
-from inferd._native.traceparent cimport TraceContext, traceparent_read
 from inferd._native.transport.endpoint cimport Endpoint
 from inferd._native.transport.errorinfo cimport LoadReport, final_trailers, report_set, stream_refuse
 from inferd._native.transport.io_thread cimport IoThreads, io_wake
@@ -59,6 +58,8 @@ from inferd._native.transport.unary cimport UNARY, Unary
 
 UNARY_PATH = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+cdef CallOrigin UNKNOWN = CallOrigin()
 
 cdef enum:
     STREAM_WINDOW = 128      # requests of a stream that may be open: enough to fill a large batch from one
@@ -124,7 +125,9 @@ cdef void deliver_stream(void *sink, Response *response, int status, const char 
         return
     message = response_outgoing(response, False)
     if message == NULL:
-        fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB", REFUSAL_NONE, report)
+        refusal_count(REFUSAL_LIMIT_EXCEEDED)
+        fail(stream, STATUS_RESOURCE_EXHAUSTED, "no memory for the response, or it exceeds 4 GiB",
+             REFUSAL_LIMIT_EXCEEDED, report)
         return
     door_of(stream).sent += message.left
     add_own(&(<Lane *>response.request.lane).sent, <int64_t>message.left)
@@ -162,7 +165,7 @@ cdef void note_denied(AccessPolicy *access, const Request *request) noexcept nog
 
 
 cdef void note_ticket(Authorizer authorizer, Ticket ticket, const char *text, int64_t user):
-    authorizer.note(ticket.peer, STREAM_PATH if ticket.stream else UNARY_PATH,
+    authorizer.note(ticket.call.peer, STREAM_PATH if ticket.call.stream else UNARY_PATH,
                     text_or_no_memory(text).decode("utf-8", "replace"), user)
 
 
@@ -532,9 +535,7 @@ cdef class InferService:
         exchanges_drain(&self.exchanges, self.stopping)
         self.leave()
 
-    def submit(self, message: bytes, deliver, *, timeout_ns: int = -1, stream: bool = False,
-               uint64_t stream_number=0, uint64_t caller=0, int64_t user=-1, uint64_t identity=0, uint64_t client=0,
-               tuple trace=("", ""), peer: str = "", forwarded: bytes = b"") -> Ticket:
+    def submit(self, message: bytes, deliver, CallOrigin call=UNKNOWN, *, timeout_ns: int = -1) -> Ticket:
         """Decode, check and queue one encoded ModelInferRequest.
 
         Args:
@@ -543,48 +544,30 @@ cdef class InferService:
                 gRPC status code, the error text, and the encoded ModelInferResponse (None after an error). Once, except
                 in a stream for decoupled models: its last response is delivered when the ticket is `done`, and is None
                 if it only ends the request.
+            call: where it comes from. In a stream `deliver` gets encoded ModelStreamInferResponses, also for errors.
             timeout_ns: the client's deadline from now; negative for none.
-            stream: deliver an encoded ModelStreamInferResponse instead, also for errors.
-            stream_number: of the stream, for sequences that end with it; 0 for none.
-            caller: the caller's id, from `Authorizer.authorize`.
-            user: the user of the client's process, if the kernel knows it; -1 otherwise.
-            identity: a number for the client's certificate or user, from `inferd.server.front.peer`; 0 if neither is
-                known.
-            client: a number for the client with all its connections, such as `ClientUse.number`; 0 if unknown.
-            trace: the client's `traceparent` and `baggage`, as W3C writes them.
-            peer: the client's address, for logs and traces.
-            forwarded: headers of the call, as a Forwarder has encoded them.
         """
-        cdef TraceContext context
-        cdef bytes said = trace[0].encode("ascii", "replace")
-        cdef bytes baggage = trace[1].encode("ascii", "replace")
-        cdef Ticket ticket
-        cdef Request *request = request_new()
+        cdef int64_t left = timeout_ns
         cdef size_t size = len(message)
-        cdef bytes whole = message + forwarded if forwarded else message
+        cdef bytes whole = message + call.forwarded if call.forwarded else message
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(whole)
         cdef Block *block = block_of_object(whole, data, len(whole))
-        cdef size_t forwarded_size = len(forwarded)
-        cdef Block *address
-        if request == NULL or block == NULL:
+        cdef Request *request = request_new() if block != NULL else NULL
+        cdef Ticket ticket
+        if request == NULL:
             block_give(block)
-            if request != NULL:
-                request_free(request)
             raise MemoryError("no memory for the request")
-        ticket = ticket_new(request, deliver, stream, peer)
-        request.origin.user = user
-        request.origin.identity = identity
-        request.origin.client = client
-        request.origin.stream = stream_number
-        traceparent_read(&context, said, len(said))
-        context.baggage = baggage
-        context.baggage_size = len(baggage)
-        address = text_block(peer)
+        try:
+            ticket = ticket_new(request, deliver, call)
+        except MemoryError:
+            request_free(request)
+            block_give(block)
+            raise
         front_enter()
-        submit_call(&self.submission, request, block, data, size, forwarded_size, timeout_ns, caller, &context)
-        if request.record != NULL and address != NULL:
-            (<Record *>request.record).peer = block_share(address)
+        submit_call(&self.submission, request, block, data, size, len(call.forwarded), left, call.caller,
+                    &call.context)
+        if request.record != NULL and call.address != NULL:
+            (<Record *>request.record).peer = block_share(call.address)
         submission_wake(&self.submission)
         self.leave()
-        block_give(address)
         return ticket

@@ -1,6 +1,25 @@
+class CallOrigin:
+    def __init__(
+        self,
+        *,
+        caller: int = 0,
+        user: int = -1,
+        identity: int = 0,
+        client: int = 0,
+        trace: tuple[str, str] = ("", ""),
+        peer: str = "",
+        forwarded: bytes = b"",
+        stream: bool = False,
+        stream_number: int = 0,
+    ) -> None: ...
+    @property
+    def stream(self) -> bool: ...
+    @property
+    def forwarded(self) -> bytes: ...
+
 class Ticket:
     @property
-    def reason(self) -> str: ...
+    def refusal(self) -> int: ...
     @property
     def done(self) -> bool: ...
     @property

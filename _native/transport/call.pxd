@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from inferd._native.front cimport PythonEvent
+from inferd._native.refusal cimport Refusal
 from inferd._native.transport.stream cimport Service, Stream
 
 cdef Service PYTHON          # of all paths that are not a native method's
@@ -45,3 +46,4 @@ cdef class Call:
     cdef Stream *enter(self) noexcept
     cdef Stream *enter_open(self) except NULL
     cdef int leave(self, bint output) except -1
+    cdef int finish(self, int status, str details, tuple metadata, Refusal refusal) except -1

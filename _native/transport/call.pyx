@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 
 from inferd._native.front cimport PythonEvent, front_enter, front_leave, python_post, python_withdraw
 from inferd._native.memory.resource cimport Block, block_give, block_share
-from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED
+from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED, Refusal, refusal_count, refusal_or_usual
 from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED
 from inferd._native.text cimport format_text
 from inferd._native.transport.budget cimport COST_PYTHON_RESET
@@ -39,6 +39,7 @@ from inferd._native.transport.outgoing cimport (
     outgoing_new,
     write_message_prefix,
 )
+from inferd._native.transport.quota cimport quota_refuses_stream
 from inferd._native.transport.stream cimport (
     WRITABLE_BELOW,
     Stream,
@@ -54,6 +55,10 @@ from inferd._native.transport.stream cimport (
     stream_send,
     stream_unsent,
 )
+
+from inferd._native.transport.errorinfo import rich_status
+
+STATUS_DETAILS = "grpc-status-details-bin"  # the trailing metadata of rich errors
 
 # The argument of Call.on_event.
 EVENT_MESSAGE = "message"        # take_message will give one more
@@ -190,7 +195,7 @@ cdef int tell_call(PythonEvent *event) except -1:
             call.on_event(EVENT_DEADLINE)
         elif call.open:  # its handler has not begun
             try:
-                call.end(STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+                call.expire()
             except CallOverError:  # it has ended meanwhile
                 pass
     if news & NEWS_CLOSED and hears(call):
@@ -370,6 +375,14 @@ cdef class Call:
             stream_watch(stream)
         front_leave()
 
+    def count_as_stream(self) -> bool:
+        """Count the call among the streams of its client until it is closed. False: there are as many as may be, and
+        the call has been refused."""
+        cdef Stream *stream = self.enter_open()
+        cdef bint refused = quota_refuses_stream(stream)
+        self.leave(refused)
+        return not refused
+
     def hold(self, size: int) -> None:
         """Charge the call for `size` more bytes of unanswered requests or unsent responses; for fewer when `size` is
         negative. The end of the call releases the charge."""
@@ -455,6 +468,29 @@ cdef class Call:
 
     def end(self, status: int, details: str = "", metadata=()) -> None:
         """Send the final status, with trailing metadata; once."""
+        self.finish(status, details, tuple(metadata), <Refusal>0)
+
+    def refuse(self, status: int, details: str, refusal: int = 0, metadata=()) -> None:
+        """End the call with an error and its details (google.rpc.Status), and count the refusal.
+
+        Args:
+            status: a gRPC status code.
+            details: its text.
+            refusal: a number of the table of refusals; 0: the usual one of the status.
+            metadata: trailing metadata, in addition.
+        """
+        told = rich_status(status, details, refusal)
+        self.finish(status, details, (*metadata, (STATUS_DETAILS, told)) if told else tuple(metadata),
+                    refusal_or_usual(<Refusal><int>refusal, status))
+
+    def expire(self, metadata=()) -> None:
+        """End the call because its deadline has passed, which is no refusal."""
+        cdef str text = "Deadline Exceeded"
+        details = (STATUS_DETAILS, rich_status(STATUS_DEADLINE_EXCEEDED, text))
+        self.finish(STATUS_DEADLINE_EXCEEDED, text, (*metadata, details), <Refusal>0)
+
+    cdef int finish(self, int status, str details, tuple metadata, Refusal refusal) except -1:
+        # `refusal` is counted; REFUSAL_NONE: nothing is
         cdef list pairs = metadata_headers(metadata)
         cdef bytes text = details.encode("utf-8", "replace").replace(b"\0", b" ")
         cdef nghttp2_nv *nv
@@ -470,8 +506,10 @@ cdef class Call:
         except CallOverError:
             free(nv)
             raise
+        if refusal:
+            refusal_count(refusal)
         stream_end(stream, status, text, nv, len(pairs))
-        self.leave(True)
+        return self.leave(True)
 
     def reset(self) -> None:
         """Reset the call (RST_STREAM)."""

@@ -1,8 +1,7 @@
-# One client, and its use of the server over all its connections.
+# One client, and its use of the server over all its connections. What happens beyond its quota: see quota.pxd.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from inferd._native.assertion cimport assert_that
 from inferd._native.transport.ledger cimport Account
 
 cdef struct Client:
@@ -14,19 +13,6 @@ cdef struct Client:
     uint32_t max_streams
     Account account          # of requests that are not answered, and of responses that are not sent
     double debt              # of all its calls together; eviction computes it
-
-# Count one more stream. False: the client has as many as it may.
-cdef inline bint client_begin_stream(Client *client) noexcept nogil:
-    if client.streams >= client.max_streams:
-        return False
-    client.streams += 1
-    return True
-
-
-cdef inline void client_end_stream(Client *client) noexcept nogil:
-    assert_that(client.streams > 0)
-    client.streams -= 1
-
 
 cdef class ClientUse:
     cdef Client client

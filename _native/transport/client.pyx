@@ -2,8 +2,6 @@
 
 from libc.stdint cimport SIZE_MAX, UINT32_MAX, uint64_t
 
-from inferd._native.front cimport front_enter, front_leave
-
 cdef uint64_t clients = 0  # made so far
 
 
@@ -43,20 +41,6 @@ cdef class ClientUse:
     def streams(self) -> int:
         """Open RPCs that are streams."""
         return self.client.streams
-
-    def begin_stream(self) -> bool:
-        """Count one more stream. False: the client has as many as it may."""
-        cdef bint begins
-        front_enter()
-        begins = client_begin_stream(&self.client)
-        front_leave()
-        return begins
-
-    def end_stream(self) -> None:
-        """Count one stream less."""
-        front_enter()
-        client_end_stream(&self.client)
-        front_leave()
 
     @property
     def bytes_held(self) -> int:

@@ -21,5 +21,9 @@ cdef nghttp2_nv *final_trailers(int status, const char *text, Refusal refusal, c
 # End a call that is refused, and count it unless it has ended before. Takes over `text`, which is from malloc
 # (format_text).
 cdef void stream_refuse(Stream *stream, Refusal refusal, char *text) noexcept nogil
+# The same of a request that may not be gRPC's: with this HTTP status instead of 200 if nothing has been sent.
+cdef void stream_refuse_http(Stream *stream, Refusal refusal, char *text, const char *http_status) noexcept nogil
+# End a call whose deadline has passed. That is no refusal, and is not counted.
+cdef void stream_expire(Stream *stream) noexcept nogil
 # Store an encoded report; False: it is too long.
 cdef bint report_set(LoadReport *report, bytes encoded)

@@ -14,18 +14,18 @@ from libc.string cimport memcpy, strlen
 
 from inferd._native.protobuf.wire cimport utf8_valid, write_varint
 from inferd._native.refusal cimport (
+    REFUSAL_DEADLINE,
     Refusal,
     refusal_count,
     refusal_name,
-    refusal_named,
+    refusal_or_usual,
     refusal_retries,
     refusal_status,
-    refusal_usual,
 )
 from inferd._native.status cimport STATUS_OK
 from inferd._native.text cimport text_or_no_memory
 from inferd._native.transport.nghttp2 cimport NGHTTP2_NV_FLAG_NONE, nghttp2_nv
-from inferd._native.transport.stream cimport Stream, stream_end, stream_ended
+from inferd._native.transport.stream cimport Stream, stream_ended, stream_finish
 
 import binascii
 
@@ -70,8 +70,7 @@ cdef size_t status_write(uint8_t *out, int status, const char *text, Refusal ref
     cdef uint8_t *at = out
     cdef uint8_t *end
     cdef size_t text_size = strlen(text)
-    if not refusal:
-        refusal = refusal_usual(status)
+    refusal = refusal_or_usual(refusal, status)
     if text_size > MAX_TEXT:
         return 0
     if not utf8_valid(<const uint8_t *>text, <const uint8_t *>text + text_size):
@@ -147,17 +146,28 @@ cdef nghttp2_nv *final_trailers(int status, const char *text, Refusal refusal, c
     return nv
 
 
-cdef void stream_refuse(Stream *stream, Refusal refusal, char *text) noexcept nogil:
-    cdef int status = refusal_status(refusal)
+cdef void end_by(Stream *stream, Refusal refusal, const char *text, const char *http_status) noexcept nogil:
     cdef LoadReport no_report
-    cdef size_t count
-    cdef nghttp2_nv *trailers
     no_report.size = 0
+    stream.sender.trailers = final_trailers(refusal_status(refusal), text, refusal, &no_report,
+                                            &stream.sender.trailer_count)
+    stream_finish(stream, refusal_status(refusal), text, http_status)
+
+
+cdef void stream_refuse(Stream *stream, Refusal refusal, char *text) noexcept nogil:
+    stream_refuse_http(stream, refusal, text, "200")
+
+
+cdef void stream_refuse_http(Stream *stream, Refusal refusal, char *text, const char *http_status) noexcept nogil:
     if not stream_ended(stream):
         refusal_count(refusal)
-    trailers = final_trailers(status, text_or_no_memory(text), refusal, &no_report, &count)
-    stream_end(stream, status, text_or_no_memory(text), trailers, count)
+        end_by(stream, refusal, text_or_no_memory(text), http_status)
     free(text)
+
+
+cdef void stream_expire(Stream *stream) noexcept nogil:
+    if not stream_ended(stream):
+        end_by(stream, REFUSAL_DEADLINE, "Deadline Exceeded", "200")
 
 
 cdef bint report_set(LoadReport *report, bytes encoded):
@@ -169,15 +179,15 @@ cdef bint report_set(LoadReport *report, bytes encoded):
     return True
 
 
-def rich_status(status: int, text: str, reason: str = "") -> bytes:
+def rich_status(status: int, text: str, refusal: int = 0) -> bytes:
     """An encoded google.rpc.Status for `grpc-status-details-bin`; empty when the text is too long to be sent twice.
 
     Args:
         status: the gRPC status code; UNAVAILABLE and limits that are exceeded only for a moment carry a RetryInfo.
         text: exactly the call's error text.
-        reason: of the ErrorInfo, a name in the table of refusals; the usual one of the status when empty.
+        refusal: the number of the refusal whose reason the ErrorInfo has; 0: the usual one of the status.
     """
     cdef uint8_t encoded[MAX_STATUS]
     cdef bytes text_bytes = text.encode("utf-8", "replace")
-    cdef size_t size = status_write(encoded, status, text_bytes, refusal_named(status, reason.encode()))
+    cdef size_t size = status_write(encoded, status, text_bytes, <Refusal><int>refusal)
     return (<const char *>encoded)[:size]

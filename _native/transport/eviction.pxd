@@ -1,4 +1,4 @@
-# Ends calls when the server or a client holds more bytes than it may, and connections whose peers ask for too much.
+# Ends calls when the server holds more bytes than it may, and connections whose peers ask for too much.
 
 from inferd._native.transport.stream cimport Conn, Host, Stream
 
@@ -8,8 +8,6 @@ from inferd._native.transport.stream cimport Conn, Host, Stream
 cdef void host_relieve(Host *host) noexcept nogil
 # End this call because of what it holds.
 cdef void stream_evict(Stream *stream) noexcept nogil
-# End this call, because its client holds more than it may.
-cdef void stream_refuse_client(Stream *stream) noexcept nogil
 # The peer does not read the framed bytes: discard the connection's output, and end the connection with its calls.
 cdef void conn_evict(Conn *conn) noexcept nogil
 # Send GOAWAY ENHANCE_YOUR_CALM and finish the connection.

@@ -9,17 +9,16 @@ that of its connections that holds most, the largest call first, and of equal on
 
 Framed output cannot be taken back from a stream: if it is the largest debt, its connection ends.
 
-A client that exceeds its own limit of bytes loses the call that does so (`stream_refuse_client`). A peer that asks for
-too much work, or whose headers come too slowly, loses its connection (`conn_calm`).
+A client that exceeds its own limit of bytes loses the call that does so (`quota.pyx`). A peer that asks for too much
+work, or whose headers come too slowly, loses its connection (`conn_calm`).
 """
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport strlen
 
-from inferd._native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_SERVER_BYTES
+from inferd._native.refusal cimport REFUSAL_SERVER_BYTES
 from inferd._native.text cimport format_text
 from inferd._native.transport.call_state cimport RECEIVED_ALL
-from inferd._native.transport.client cimport Client
 from inferd._native.transport.closing cimport CONN_PARTING, CONN_SHUT, closing_break, closing_move
 from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.ledger cimport Account, account_exceeded, account_owed, charge_release
@@ -193,14 +192,6 @@ cdef void stream_evict(Stream *stream) noexcept nogil:
     # The text does not say what the server holds now: earlier evictions may have brought that below the limit.
     stream_refuse(stream, REFUSAL_SERVER_BYTES, format_text(
         "the requests and responses that the server held had more bytes than its limit of %zu", host.account.limit))
-    stream_drop_request(stream)
-
-
-cdef void stream_refuse_client(Stream *stream) noexcept nogil:
-    cdef const Client *client = stream.conn.client
-    stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
-        "client %s has %zu bytes in flight, which is more than its limit of %zu", client.name, client.account.total,
-        client.account.limit))
     stream_drop_request(stream)
 
 

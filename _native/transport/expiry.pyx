@@ -10,24 +10,23 @@ from libc.stdint cimport INT64_MAX, SIZE_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport free
 
 from inferd._native.refusal cimport REFUSAL_SLOW_REQUEST
-from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED
 from inferd._native.text cimport format_text, text_or_no_memory
 from inferd._native.timers cimport Timer, timers_clear, timers_set
 from inferd._native.transport.call_state cimport RECEIVED_ALL, RECEIVING_HEADERS, RECEIVING_PREFIX
 from inferd._native.transport.closing cimport CONN_PARTING
-from inferd._native.transport.errorinfo cimport stream_refuse
-from inferd._native.transport.eviction cimport conn_calm, conn_evict, stream_evict, stream_refuse_client
+from inferd._native.transport.errorinfo cimport stream_expire, stream_refuse
+from inferd._native.transport.eviction cimport conn_calm, conn_evict, stream_evict
 from inferd._native.transport.ledger cimport (
     CALL_MEMORY,
     STAGE_ARRIVING,
     STAGE_FRAMED,
-    account_exceeded,
     charge_make,
     charge_release,
     charge_resize,
 )
 from inferd._native.transport.nghttp2 cimport NGHTTP2_CANCEL, NGHTTP2_INTERNAL_ERROR
 from inferd._native.transport.outgoing cimport Outgoing, outgoing_keep, output_keep
+from inferd._native.transport.quota cimport quota_refuses_bytes
 from inferd._native.transport.stream cimport (
     Conn,
     Host,
@@ -37,7 +36,6 @@ from inferd._native.transport.stream cimport (
     stream_cut,
     stream_drop_request,
     stream_ended,
-    stream_fail,
 )
 
 cdef enum:
@@ -134,8 +132,7 @@ cdef inline void charge_beginning(Stream *stream) noexcept nogil:
     if stream.receiver.state < RECEIVED_ALL and stream.receiver.messages == 0 and (
             stream.receiver.charge.account == NULL and stream.with_handler.account == NULL):
         charge_make(&stream.receiver.charge, &stream.conn.account, STAGE_ARRIVING, CALL_MEMORY)
-    if stream.conn.client != NULL and account_exceeded(&stream.conn.client.account):
-        stream_refuse_client(stream)
+    quota_refuses_bytes(stream)
 
 
 cdef void conn_watch_responses(Conn *conn) noexcept nogil:
@@ -232,7 +229,7 @@ cdef void end_late(Stream *stream) noexcept nogil:
     if stream.call != NULL:
         stream.method.service.late(stream)
         return
-    stream_fail(stream, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+    stream_expire(stream)
     stream_drop_request(stream)
 
 

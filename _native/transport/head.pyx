@@ -7,17 +7,16 @@ from libc.stdint cimport uint32_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcmp
 
-from inferd._native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_LIMIT_EXCEEDED
-from inferd._native.status cimport STATUS_INTERNAL, STATUS_UNIMPLEMENTED
+from inferd._native.refusal cimport REFUSAL_LIMIT_EXCEEDED, REFUSAL_NOT_SERVED, REFUSAL_PROTOCOL
 from inferd._native.text cimport format_text
 from inferd._native.traceparent cimport traceparent_read
 from inferd._native.transport.call_state cimport RECEIVING_PREFIX, receiving_move
-from inferd._native.transport.client cimport Client
 from inferd._native.transport.compression cimport ENCODING_UNKNOWN, encoding_parse, encodings_parse
-from inferd._native.transport.errorinfo cimport stream_refuse
+from inferd._native.transport.errorinfo cimport stream_refuse, stream_refuse_http
 from inferd._native.transport.expiry cimport stream_watch
 from inferd._native.transport.headers cimport header_value, timeout_parse
 from inferd._native.transport.nghttp2 cimport *
+from inferd._native.transport.quota cimport quota_refuses_call
 from inferd._native.transport.stream cimport (
     HEADER_BAD_ENCODING,
     HEADER_BAD_TIMEOUT,
@@ -33,8 +32,6 @@ from inferd._native.transport.stream cimport (
     Method,
     Stream,
     stream_drop_fields,
-    stream_fail,
-    stream_finish,
 )
 
 
@@ -176,28 +173,25 @@ cdef int keep_field(Stream *stream, nghttp2_rcbuf *name, nghttp2_rcbuf *value) n
 
 
 cdef void head_complete(Stream *stream) noexcept nogil:
-    cdef const Client *client = stream.conn.client
     receiving_move(&stream.receiver.state, RECEIVING_PREFIX)
     if stream.seen & HEADER_TOO_LARGE:
         text = format_text("the request headers exceed %d bytes", <int>MAX_HEADER_BYTES)
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, text)
     elif not stream.seen & HEADER_POST:
-        stream_finish(stream, STATUS_INTERNAL, "the HTTP method of a gRPC call must be POST", "405")
+        text = format_text("the HTTP method of a gRPC call must be POST")
+        stream_refuse_http(stream, REFUSAL_PROTOCOL, text, "405")
     elif not stream.seen & HEADER_GRPC:
-        stream_finish(stream, STATUS_INTERNAL, "the content-type of a gRPC call must begin with application/grpc",
-                      "415")
+        text = format_text("the content-type of a gRPC call must begin with application/grpc")
+        stream_refuse_http(stream, REFUSAL_PROTOCOL, text, "415")
     elif not stream.seen & HEADER_TE:
-        stream_fail(stream, STATUS_INTERNAL, "a gRPC call must carry the header 'te: trailers'")
+        stream_refuse(stream, REFUSAL_PROTOCOL, format_text("a gRPC call must carry the header 'te: trailers'"))
     elif stream.seen & HEADER_BAD_TIMEOUT:
-        stream_fail(stream, STATUS_INTERNAL, "grpc-timeout must be at most 8 digits and one of H M S m u n")
+        stream_refuse(stream, REFUSAL_PROTOCOL, format_text(
+            "grpc-timeout must be at most 8 digits and one of H M S m u n"))
     elif stream.seen & HEADER_BAD_ENCODING:
-        stream_fail(stream, STATUS_UNIMPLEMENTED,
-                    "the grpc-encoding of the request is not supported, accepted encodings: identity, deflate, gzip")
-    elif client != NULL and client.calls > client.max_calls:
-        stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
-            "client %s has %u calls in flight, which is more than its limit of %u", client.name, client.calls,
-            client.max_calls))
-    else:
+        stream_refuse(stream, REFUSAL_NOT_SERVED, format_text(
+            "the grpc-encoding of the request is not supported, accepted encodings: identity, deflate, gzip"))
+    elif not quota_refuses_call(stream):
         stream.method.service.begin(stream)
     if stream.call == NULL or not stream.method.service.keeps_fields:
         stream_drop_fields(stream)

@@ -8,18 +8,16 @@ Messages wait until a handler takes them; while many wait, the stream gets no mo
 """
 
 from libc.stdint cimport uint8_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memmove
 
 from inferd._native.assertion cimport assert_that
 from inferd._native.chain cimport chain_pop, chain_push
 from inferd._native.memory.resource cimport Block, block_contains, block_give, block_take
-from inferd._native.refusal cimport REFUSAL_CLIENT_LIMIT, REFUSAL_LIMIT_EXCEEDED
-from inferd._native.status cimport STATUS_INTERNAL, STATUS_UNIMPLEMENTED
-from inferd._native.text cimport format_text, text_or_no_memory
+from inferd._native.refusal cimport REFUSAL_CARDINALITY, REFUSAL_LIMIT_EXCEEDED, REFUSAL_PROTOCOL
+from inferd._native.text cimport format_text
 from inferd._native.transport.budget cimport budget_spend
 from inferd._native.transport.call_state cimport RECEIVED_ALL, RECEIVING_MESSAGE, RECEIVING_PREFIX, receiving_move
-from inferd._native.transport.client cimport Client
 from inferd._native.transport.compression cimport (
     ENCODING_IDENTITY,
     RESULT_NO_MEMORY,
@@ -30,7 +28,7 @@ from inferd._native.transport.compression cimport (
     encoding_name,
 )
 from inferd._native.transport.errorinfo cimport stream_refuse
-from inferd._native.transport.eviction cimport conn_calm, stream_refuse_client
+from inferd._native.transport.eviction cimport conn_calm
 from inferd._native.transport.expiry cimport stream_watch
 from inferd._native.transport.ledger cimport (
     CALL_MEMORY,
@@ -39,7 +37,6 @@ from inferd._native.transport.ledger cimport (
     STAGE_INFLATING,
     STAGE_WAITING,
     STAGE_WITH_HANDLER,
-    account_exceeded,
     charge_hand,
     charge_make,
     charge_move,
@@ -50,6 +47,7 @@ from inferd._native.transport.message cimport Incoming, incoming_free
 from inferd._native.transport.message_compression cimport MessageOwner, message_inflate
 from inferd._native.transport.nghttp2 cimport NGHTTP2_ENHANCE_YOUR_CALM, nghttp2_session_consume_stream
 from inferd._native.transport.outgoing cimport PREFIX
+from inferd._native.transport.quota cimport quota_refuses_bytes, quota_refuses_message
 from inferd._native.transport.stream cimport (
     Conn,
     Host,
@@ -61,7 +59,6 @@ from inferd._native.transport.stream cimport (
     stream_abandon,
     stream_drop_request,
     stream_ended,
-    stream_fail,
     stream_inflates,
 )
 
@@ -88,8 +85,7 @@ cdef void stream_receive(Stream *stream, const uint8_t *data, size_t size, bint 
     deframe(stream, data, size)
     if not last and not stream.single:
         stream_watch(stream)  # its messages may begin at any time
-    if stream.conn.client != NULL and account_exceeded(&stream.conn.client.account) and not stream_ended(stream):
-        stream_refuse_client(stream)
+    quota_refuses_bytes(stream)
 
 
 cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nogil:
@@ -132,12 +128,12 @@ cdef void begin_message(Stream *stream) noexcept nogil:
     receiver.received = 0
     receiver.room = 0
     if receiver.prefix[0] > 1:
-        stream_fail(stream, STATUS_INTERNAL, "the first byte of a gRPC message must be 0 or 1")
+        stream_refuse(stream, REFUSAL_PROTOCOL, format_text("the first byte of a gRPC message must be 0 or 1"))
     elif receiver.prefix[0] and stream.encoding == ENCODING_IDENTITY:
-        stream_fail(stream, STATUS_INTERNAL,
-                    "a message is marked as compressed but the call declares no grpc-encoding")
+        stream_refuse(stream, REFUSAL_PROTOCOL, format_text(
+            "a message is marked as compressed but the call declares no grpc-encoding"))
     elif stream.single and receiver.messages == 1:
-        stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got more")
+        stream_refuse(stream, REFUSAL_CARDINALITY, format_text("expected one request message, got more"))
     elif receiver.size > limit:
         text = format_text("Received message larger than max (%zu vs. %zu)", receiver.size, limit)
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, text)
@@ -278,7 +274,7 @@ cdef void stream_half_closed(Stream *stream) noexcept nogil:
     if stream_ended(stream):
         return
     if not whole:
-        stream_fail(stream, STATUS_INTERNAL, "the request ends in the middle of a message")
+        stream_refuse(stream, REFUSAL_PROTOCOL, format_text("the request ends in the middle of a message"))
     elif not stream_inflates(stream):  # else inflate_rest calls it
         stream.method.service.half_closed(stream)
 
@@ -286,12 +282,8 @@ cdef void stream_half_closed(Stream *stream) noexcept nogil:
 cdef bint fits(Stream *stream) noexcept nogil:
     # False: the announced message exceeds a limit by itself, and the call is refused
     cdef const Host *host = stream.conn.host
-    cdef const Client *client = stream.conn.client
     cdef size_t size = stream.receiver.size
-    if client != NULL and size > client.account.limit:
-        stream_refuse(stream, REFUSAL_CLIENT_LIMIT, format_text(
-            "client %s announces a message of %zu bytes, which is more than its limit of %zu", client.name, size,
-            client.account.limit))
+    if quota_refuses_message(stream, size):
         return False
     if size > host.account.limit:
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, format_text(
@@ -357,5 +349,4 @@ cdef void inflating_failed(Stream *stream, Result result) noexcept nogil:
         text = format_text("a request message could not be decompressed: its %s data is %s",
                            encoding_name(stream.encoding),
                            <const char *>("truncated" if result == RESULT_TRUNCATED else "corrupt"))
-        stream_fail(stream, STATUS_INTERNAL, text_or_no_memory(text))
-        free(text)
+        stream_refuse(stream, REFUSAL_PROTOCOL, text)

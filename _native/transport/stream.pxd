@@ -139,6 +139,7 @@ cdef struct Stream:
     uint32_t field_capacity
     char *path               # of a call that is not native
     bint single              # the call has one request message
+    bint lasting             # it counts among the streams of its client
     uint64_t caller          # of a native call, set by the interceptor; 0: unknown
     uint8_t *forwarded       # from malloc: the headers that its request gets, encoded by the forwarding
     size_t forwarded_size
@@ -332,10 +333,8 @@ cdef void stream_abandon(Stream *stream, uint32_t error_code) noexcept nogil
 
 # Answer a unary call with one message (taken over) and status OK.
 cdef void stream_reply(Stream *stream, Outgoing *message) noexcept nogil
-# End a call with an error; the text is plain UTF-8.
-cdef void stream_fail(Stream *stream, int status, const char *details) noexcept nogil
-# Set the final status of a call, whichever it is, with this HTTP status instead of 200 if the status is the whole
-# response.
+# Set the final status of a call, with this HTTP status if the status is the whole response; the text is plain UTF-8.
+# Errors that the server finds go by stream_refuse and stream_expire (errorinfo.pxd).
 cdef void stream_finish(Stream *stream, int status, const char *details, const char *http_status) noexcept nogil
 # A response in steps: initial metadata, messages (taken over), final status with trailing metadata (from malloc, taken
 # over; names and values may be in the same allocation).

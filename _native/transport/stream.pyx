@@ -93,8 +93,9 @@ cdef void stream_free(Stream *stream) noexcept nogil:
         conn.latest = NULL
     conn.streams -= 1
     if conn.client != NULL:
-        assert_that(conn.client.calls > 0)
+        assert_that(conn.client.calls > 0 and conn.client.streams >= stream.lasting)
         conn.client.calls -= 1
+        conn.client.streams -= stream.lasting
     stream_drop_request(stream)
     drop_response(stream)
     stream_drop_fields(stream)
@@ -260,10 +261,6 @@ cdef void stream_send(Stream *stream, Outgoing *message, bint compressible) noex
         add_plain(stream, message)
     else:
         send_plain(stream, message)
-
-
-cdef void stream_fail(Stream *stream, int status, const char *details) noexcept nogil:
-    stream_finish(stream, status, details, "200")
 
 
 cdef void stream_end(Stream *stream, int status, const char *details, nghttp2_nv *trailers,

@@ -10,9 +10,11 @@ from libc.string cimport memcpy
 
 from inferd._native.chain cimport chain_pop, chain_push
 from inferd._native.memory.resource cimport Block
-from inferd._native.status cimport STATUS_DEADLINE_EXCEEDED, STATUS_UNIMPLEMENTED
+from inferd._native.refusal cimport REFUSAL_CARDINALITY
+from inferd._native.text cimport format_text
 from inferd._native.transport.budget cimport COST_FRAME
 from inferd._native.transport.compression cimport ENCODING_UNKNOWN
+from inferd._native.transport.errorinfo cimport stream_expire, stream_refuse
 from inferd._native.transport.incoming cimport stream_drop_message
 from inferd._native.transport.message cimport Incoming
 from inferd._native.transport.stream cimport (
@@ -24,7 +26,6 @@ from inferd._native.transport.stream cimport (
     end_round,
     stream_compress,
     stream_drop_request,
-    stream_fail,
     stream_time_left,
 )
 
@@ -66,7 +67,7 @@ cdef void nothing(Stream *stream) noexcept nogil:
 
 cdef void half_closed(Stream *stream) noexcept nogil:
     if stream.incoming.first == NULL:
-        stream_fail(stream, STATUS_UNIMPLEMENTED, "expected one request message, got none")
+        stream_refuse(stream, REFUSAL_CARDINALITY, format_text("expected one request message, got none"))
     elif conn_blocked(stream.conn) > UNSENT_LIMIT:
         chain_push(&stream.conn.parked, stream)
     else:
@@ -80,7 +81,7 @@ cdef void run(Stream *stream) noexcept nogil:
     cdef Block *block
     cdef int64_t left = stream_time_left(stream)
     if left == 0:
-        stream_fail(stream, STATUS_DEADLINE_EXCEEDED, "Deadline Exceeded")
+        stream_expire(stream)
         stream_drop_request(stream)
         return
     block = message_take(stream, &data, &size)

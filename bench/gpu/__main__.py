@@ -118,7 +118,7 @@ async def served(
         start = time.perf_counter()
         for _ in range(count):
             await slots.acquire()
-            engine.submit(raw, answered)
+            engine.infer.submit(raw, answered)
         await done.wait()
         return count / (time.perf_counter() - start)
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from inferd._native.memory.resource import host
 from inferd._native.scheduling.report import encode_statistics
 from inferd._native.service.infer import InferService
-from inferd._native.service.ticket import Ticket
 from inferd.backends.loader import BackendLoader
 from inferd.backends.temporary import remove_left_folders
 from inferd.server.caching import CacheConfig, LocalCache, RedisCache
@@ -50,8 +49,8 @@ LOAD_PATIENCE = 30.0
 """Seconds for which a load on demand waits for a place while no load gets one: a running load may wait for this one."""
 LEFT_AFTER = 5.0
 """Seconds after the end of a version in which its objects must be freed; else the garbage collector runs."""
-LARGE = 1 << 16
-"""A thread reads the configuration of a load request with more characters, which may take seconds."""
+LARGE = 1 << 12
+"""A thread reads the configuration of a load request with more characters: it takes a microsecond for each and more."""
 ON_DEMAND = "not loaded: the next request for it loads it"
 
 Deliver = Callable[[int, str, bytes | None], None]
@@ -452,39 +451,6 @@ class Engine:
         return entry._replace(reason=ON_DEMAND) if entry.reason in ("", UNLOADED) and entry.state != "READY" else entry
 
     # -- requests --
-
-    def submit(
-        self,
-        message: bytes,
-        deliver: Deliver,
-        *,
-        timeout_ns: int = -1,
-        stream: bool = False,
-        stream_number: int = 0,
-        caller: int = 0,
-        user: int = -1,
-        identity: int = 0,
-        client: int = 0,
-        trace: tuple[str, str] = ("", ""),
-        peer: str = "",
-        forwarded: bytes = b"",
-    ) -> Ticket:
-        """Decode, check and queue one encoded ModelInferRequest; see
-        `inferd._native.service.infer.InferService.submit`."""
-        return self.infer.submit(
-            message,
-            deliver,
-            timeout_ns=timeout_ns,
-            stream=stream,
-            stream_number=stream_number,
-            caller=caller,
-            user=user,
-            identity=identity,
-            client=client,
-            trace=trace,
-            peer=peer,
-            forwarded=forwarded,
-        )
 
     def stream_ended(self, number: int) -> None:
         """End the sequences that are tied to a stream, which has ended."""

@@ -114,8 +114,8 @@ class Access:
             raise Denied(Status.UNIMPLEMENTED, f"{group} calls are not served at this address")
         if listener_policy is not None and listener_policy.trusted:
             return TRUSTED_CALLER
-        status, text, reason, caller = self.authorizer.authorize(group, metadata)
-        _deny_unless_ok(status, text, reason)
+        status, text, refusal, caller = self.authorizer.authorize(group, metadata)
+        _deny_unless_ok(status, text, refusal)
         return caller
 
     def require(self, caller: int, path: str, model: str = "") -> None:
@@ -168,6 +168,6 @@ class Access:
             log.warning("refused: %d more calls, left out here", left_out)
 
 
-def _deny_unless_ok(status: int, text: str, reason: str) -> None:
+def _deny_unless_ok(status: int, text: str, refusal: int) -> None:
     if status:
-        raise Denied(Status(status), text, reason)
+        raise Denied(Status(status), text, refusal)

@@ -14,14 +14,18 @@ import grpc
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs leave it out
 
-from inferd._native.refusal import count_refusal
-from inferd._native.transport.call import EVENT_CLOSED, EVENT_DEADLINE, Call, CallOverError
+from inferd._native.refusal import CARDINALITY
+from inferd._native.refusal import STOPPING as STOPPING_REFUSAL
+from inferd._native.transport.call import EVENT_CLOSED, EVENT_DEADLINE, STATUS_DETAILS, Call, CallOverError
+from inferd.server.errors import Status
 from inferd.server.front.connection_limits import ListenerPolicy
 from inferd.server.front.door import STOPPING
 from inferd.server.front.peer import Peer, identity_key
 from inferd.server.rpc.call import PeerCredentials
 
 Metadata = Sequence[tuple[str, str | bytes]]
+
+UNCOUNTED = (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
 
 _ENCODINGS = {
     grpc.Compression.NoCompression: "identity",
@@ -62,7 +66,8 @@ class NativeContext:
 
     def _on_event(self, kind: str) -> None:
         if kind == EVENT_DEADLINE:
-            self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+            with suppress(CallOverError):  # the client has left meanwhile
+                self._call.expire(self._trailing)
         if kind in (EVENT_CLOSED, EVENT_DEADLINE):
             self._close()
         self._wake.set()
@@ -92,20 +97,16 @@ class NativeContext:
             self._draining = True
             self._wake.set()
 
-    def refuse(self) -> None:
-        """The server has stopped: the call gets no response."""
-        self.finish(grpc.StatusCode.UNAVAILABLE, STOPPING)
-        self._close()
-
     def finish(self, code: grpc.StatusCode, details: str) -> None:
-        """Send the final status, unless the call is over."""
-        if self._cut_short and code is grpc.StatusCode.OK:
-            code, details = grpc.StatusCode.UNAVAILABLE, STOPPING
-        with suppress(CallOverError):  # the client has left meanwhile
-            if self._call.open:
+        """Send the final status, unless the call is over. An error without details (google.rpc.Status) gets them, and
+        is counted; one with details has been counted."""
+        with suppress(CallOverError):  # it is over
+            if self._cut_short and code is grpc.StatusCode.OK:
+                self._call.refuse(Status.UNAVAILABLE, STOPPING, STOPPING_REFUSAL, self._trailing)
+            elif code in UNCOUNTED or any(key == STATUS_DETAILS for key, _ in self._trailing):
                 self._call.end(code.value[0], details, self._trailing)
-                if details is STOPPING:
-                    count_refusal(code.value[0], "STOPPING")
+            else:
+                self._call.refuse(code.value[0], details, metadata=self._trailing)
 
     # -- requests --
 
@@ -136,7 +137,8 @@ class NativeContext:
         extra = message if message is EOF else await self.read()
         if message is EOF or extra is not EOF:
             got = "none" if message is EOF else "more"
-            await self.abort(grpc.StatusCode.UNIMPLEMENTED, f"expected one request message, got {got}")
+            self._call.refuse(Status.UNIMPLEMENTED, f"expected one request message, got {got}", CARDINALITY)
+            raise Aborted("Locally aborted.")
         return message
 
     async def requests(self) -> Any:

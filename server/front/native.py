@@ -26,13 +26,12 @@ from inferd._native.service.infer import InferService
 from inferd._native.shares import Turns
 from inferd._native.timers import TimersHandle
 from inferd._native.transport.call import Call, CallOverError
-from inferd._native.transport.client import ClientUse
 from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.io_thread import IoThreads
 from inferd._native.transport.thread_pool import PoolThreads
 from inferd._native.transport.tls import TlsSession
 from inferd.server.addresses import Address, Bind, Rules, TcpAddress, UnixAddress, parse_bind
-from inferd.server.errors import Denied, Exhausted
+from inferd.server.errors import Denied, Status
 from inferd.server.front.access import Access
 from inferd.server.front.connection_limits import Admission, ClientLimits, ConnectionLimits, ListenerPolicy
 from inferd.server.front.connection_log import ConnectionLog
@@ -43,7 +42,6 @@ from inferd.server.front.handshake import PendingHandshake
 from inferd.server.front.keepalive import DEFAULT_POLICY, ConnectionPolicy
 from inferd.server.front.listeners import Listener, ListenPolicy, explained, open_tcp, open_unix
 from inferd.server.front.peer import Peer, identified, peer_of
-from inferd.server.front.refusal import rich_details
 from inferd.server.front.serving import serve
 from inferd.server.front.tls import Credentials
 from inferd.server.observe.metrics.service import Traffic
@@ -79,12 +77,6 @@ log = logging.getLogger("inferd.front")
 
 class HandshakeError(OSError):
     """A client may not continue after its handshake. The text is for the log; an empty text is not logged."""
-
-
-class ClientLimitError(Exhausted):
-    """A client has reached a limit of its quota."""
-
-    reason = "CLIENT_LIMIT"
 
 
 class _Details:
@@ -429,9 +421,7 @@ class NativeDoor:
                 await asyncio.wait(closing, timeout=min(POLL, end - loop.time()))
 
     def _refuse_calls(self) -> None:
-        for context in tuple(self._contexts):
-            context.refuse()
-        for driver in tuple(self._drivers):
+        for driver in tuple(self._drivers):  # handlers of calls in Python are cancelled when they hear of it
             driver.fail_calls(STOPPING)
 
     def traffic(self) -> Traffic:
@@ -485,19 +475,19 @@ class NativeDoor:
         """
         handler = self._find(call)
         if handler is None:
-            call.end(grpc.StatusCode.UNIMPLEMENTED.value[0], f"Method not found: {call.path[:256]}")
+            call.refuse(Status.UNIMPLEMENTED, f"Method not found: {call.path[:256]}")
             return
         if self._level and call.path in INFERENCE:
             call.set_compression("", self._level)
-        try:
-            if self._access is not None:
+        if self._access is not None:
+            try:
                 self._access.caller(call.path, call.metadata, call.connection.admission.listener_policy)
-            use = self._begin_stream(call, handler)
-        except (Denied, Exhausted) as error:
-            if self._access is not None:
+            except Denied as error:
                 client: Peer = call.connection.client
                 self._access.note(client.address, call.path, error, client.credentials)
-            call.end(error.status, str(error), rich_details(error))
+                call.refuse(error.status, str(error), error.refusal)
+                return
+        if (handler.request_streaming or handler.response_streaming) and not call.count_as_stream():
             return
         if not handler.request_streaming:
             call.expect_one()
@@ -505,27 +495,10 @@ class NativeDoor:
         task = asyncio.get_running_loop().create_task(serve(handler, context, self._threads))
         context.task = task
         self._contexts.add(context)
-        task.add_done_callback(partial(self._call_done, context, use))
+        task.add_done_callback(partial(self._call_done, context))
         if self._draining:
             context.drain()
 
-    def _begin_stream(self, call: Call, handler: Handler) -> ClientUse | None:
-        """Count the call among its client's streams, if it is a stream. Returns the client's use, which must also count
-        its end, or None for another call.
-
-        Raises:
-            Exhausted: the client has too many.
-        """
-        use: ClientUse = call.connection.admission.use
-        if not (handler.request_streaming or handler.response_streaming):
-            return None
-        if not use.begin_stream():
-            limit = self._limits.per_client.streams
-            raise ClientLimitError(f"client {use.name} has {use.streams} streams in flight, its limit is {limit}")
-        return use
-
-    def _call_done(self, context: NativeContext, use: ClientUse | None, _: asyncio.Task[None]) -> None:
+    def _call_done(self, context: NativeContext, _: asyncio.Task[None]) -> None:
         self._contexts.discard(context)
         context.task = None  # a cancelled task keeps its frames, and these keep the request
-        if use is not None:
-            use.end_stream()

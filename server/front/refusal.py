@@ -8,15 +8,14 @@ import grpc
 import grpc.aio
 
 from inferd._native.refusal import count_refusal
+from inferd._native.transport.call import STATUS_DETAILS
 from inferd._native.transport.errorinfo import rich_status
 from inferd.server.errors import ServerError, status_and_text
 from inferd.server.rpc.call import Metadata
 
-STATUS_DETAILS = "grpc-status-details-bin"
-
 MAX_DETAILS = 1024
-"""The most characters of a status text. The text travels percent-encoded in a header, and clients refuse 16 KiB of
-headers."""
+"""The most bytes of a status text. It travels percent-encoded in a header, and again in a google.rpc.Status; clients
+refuse 16 KiB of headers."""
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -29,14 +28,18 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: BaseExcepti
 
 
 def rich_details(error: BaseException) -> Metadata:
-    """The trailing metadata with the status and the text of `error` in google.rpc.Status. Counts the refusal."""
+    """The trailing metadata with the status and the text of `error` in google.rpc.Status. Counts the refusal, unless it
+    has been counted."""
     status, text = status_and_text(error)
-    reason = error.reason if isinstance(error, ServerError) else ""
-    if isinstance(error, ServerError) and not error.counted:
-        count_refusal(status, reason)
-    encoded = rich_status(status, shortened(text), reason)
+    refusal = error.refusal if isinstance(error, ServerError) else 0
+    if not (isinstance(error, ServerError) and error.counted):
+        count_refusal(status, refusal)
+    encoded = rich_status(status, shortened(text), refusal)
     return ((STATUS_DETAILS, encoded),) if encoded else ()
 
 
 def shortened(text: str) -> str:
-    return text if len(text) <= MAX_DETAILS else f"{text[: MAX_DETAILS - 3]}..."
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= MAX_DETAILS:
+        return text
+    return encoded[: MAX_DETAILS - 3].decode("utf-8", "ignore") + "..."

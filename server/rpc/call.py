@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from inferd._native.service.ticket import CallOrigin
+
 Metadata = Sequence[tuple[str, str | bytes]]
 
 LONGEST = 1e9
@@ -35,7 +37,7 @@ class Call(Protocol):
 
     @property
     def caller(self) -> int:
-        """The caller's number for `Engine.submit`; 0 if unknown."""
+        """The caller's id, from the authorizer; 0 if unknown."""
 
     @property
     def forwarded(self) -> bytes:
@@ -92,7 +94,27 @@ def timeout_ns(call: Call) -> int:
     return -1 if remaining is None else int(min(remaining, LONGEST) * 1e9)
 
 
-def trace_context(call: Call) -> tuple[str, str]:
+def origin(call: Call, stream_number: int = 0) -> CallOrigin:
+    """Where the requests of this call come from.
+
+    Args:
+        call: the call.
+        stream_number: of the stream, if the call is one: a number that no other stream has; else 0.
+    """
+    return CallOrigin(
+        caller=call.caller,
+        user=call.user,
+        identity=call.identity,
+        client=call.client,
+        trace=_trace_context(call),
+        peer=call.peer,
+        forwarded=call.forwarded,
+        stream=stream_number != 0,
+        stream_number=stream_number,
+    )
+
+
+def _trace_context(call: Call) -> tuple[str, str]:
     """The trace context from the client: W3C's headers traceparent and baggage, or empty."""
     found: dict[str, str] = {}
     for name, value in call.metadata:

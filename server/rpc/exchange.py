@@ -21,10 +21,10 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from inferd.server.errors import Exhausted, ServerError, Status
-from inferd.server.rpc.call import Call, timeout_ns, trace_context
+from inferd.server.rpc.call import Call, origin, timeout_ns
 
 if TYPE_CHECKING:
-    from inferd.server.engine.engine import Engine
+    from inferd._native.service.infer import InferService
 
 REQUEST_MEMORY, RESPONSE_MEMORY = 4096, 256
 """Bytes of memory of a request of a stream, without its message, and of a response."""
@@ -44,10 +44,10 @@ class EngineError(ServerError):
     status: Status  # type: ignore[misc]  # of the instance here, of the class in the other families
     counted = True
 
-    def __init__(self, status: Status, details: str, reason: str = "") -> None:
+    def __init__(self, status: Status, details: str, refusal: int = 0) -> None:
         super().__init__(details)
         self.status = status
-        self.reason = reason
+        self.refusal = refusal
 
 
 class OpenRequest:
@@ -55,27 +55,14 @@ class OpenRequest:
 
     __slots__ = ("_call", "_exchange", "_size", "_ticket", "decoupled", "done", "responses")
 
-    def __init__(self, exchange: Exchange, engine: Engine, message: bytes, call: Call) -> None:
+    def __init__(self, exchange: Exchange, service: InferService, message: bytes, call: Call) -> None:
         self._exchange = exchange
         self._call = call
         self._size = len(message) + REQUEST_MEMORY
         call.hold(self._size)
         self.responses: deque[tuple[Status, str, bytes | None]] = deque()  # arrived, not taken yet
         self.done = False  # the last of them has come
-        self._ticket = engine.submit(
-            message,
-            self._deliver,
-            forwarded=call.forwarded,
-            timeout_ns=timeout_ns(call),
-            stream=True,
-            stream_number=exchange.number,
-            caller=call.caller,
-            user=call.user,
-            identity=call.identity,
-            client=call.client,
-            trace=exchange.trace,
-            peer=exchange.peer,
-        )
+        self._ticket = service.submit(message, self._deliver, exchange.origin, timeout_ns=timeout_ns(call))
         self.decoupled = self._ticket.decoupled
 
     def leaves_order(self) -> bool:
@@ -93,9 +80,9 @@ class OpenRequest:
         self._exchange.arrived(self)
 
     @property
-    def reason(self) -> str:
-        """The reason of an error, for google.rpc.ErrorInfo."""
-        return self._ticket.reason
+    def refusal(self) -> int:
+        """Of an error, its number in the table of refusals."""
+        return self._ticket.refusal
 
     def take(self) -> tuple[Status, str, bytes | None]:
         """The oldest response, for the transport."""
@@ -137,16 +124,16 @@ class Exchange:
     """The open requests of one stream.
 
     Args:
-        engine: answers the requests.
+        service: answers the requests.
         call: the stream.
         window: how many requests may be open.
         errors_inside: whether an error is a response like others; otherwise it ends the stream.
     """
 
-    def __init__(self, engine: Engine, call: Call, window: int, *, errors_inside: bool) -> None:
+    def __init__(self, service: InferService, call: Call, window: int, *, errors_inside: bool) -> None:
         self.number = next(_numbers)  # of the stream, for sequences that end with it
-        self.trace, self.peer = trace_context(call), call.peer  # the same for all requests
-        self._engine = engine
+        self.origin = origin(call, self.number)
+        self._service = service
         self._call = call
         self._errors_inside = errors_inside
         self._free = asyncio.Semaphore(window)
@@ -166,7 +153,7 @@ class Exchange:
         try:
             await self._free.acquire()
             async for message in messages:
-                request = OpenRequest(self, self._engine, message, self._call)
+                request = OpenRequest(self, self._service, message, self._call)
                 if request.decoupled:
                     self._decoupled.add(request)
                     if self._next_look is None:
@@ -241,7 +228,7 @@ class Exchange:
 
     def _message(self, request: OpenRequest, status: Status, details: str, response: bytes | None) -> bytes:
         if response is None or (status is not Status.OK and not self._errors_inside):
-            raise EngineError(status, details, request.reason)
+            raise EngineError(status, details, request.refusal)
         return response
 
     def abandon(self) -> None:

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from inferd.server.errors import Status
-from inferd.server.rpc.call import Call, flag, timeout_ns, trace_context
+from inferd.server.rpc.call import Call, flag, origin, timeout_ns
 from inferd.server.rpc.exchange import EngineError, Exchange
 
 if TYPE_CHECKING:
+    from inferd._native.service.infer import InferService
     from inferd.server.engine.engine import Engine
 
 __all__ = ["EngineError", "Inference"]
@@ -30,20 +31,9 @@ class PendingResponse:
 
     __slots__ = ("_arrived", "_ticket")
 
-    def __init__(self, engine: Engine, message: bytes, call: Call) -> None:
+    def __init__(self, service: InferService, message: bytes, call: Call) -> None:
         self._arrived: asyncio.Future[tuple[Status, str, bytes | None]] = asyncio.get_running_loop().create_future()
-        self._ticket = engine.submit(
-            message,
-            self._deliver,
-            forwarded=call.forwarded,
-            timeout_ns=timeout_ns(call),
-            caller=call.caller,
-            user=call.user,
-            identity=call.identity,
-            client=call.client,
-            trace=trace_context(call),
-            peer=call.peer,
-        )
+        self._ticket = service.submit(message, self._deliver, origin(call), timeout_ns=timeout_ns(call))
 
     def _deliver(self, status: int, details: str, response: bytes | None) -> None:
         if not self._arrived.done():  # the awaiting task may have been cancelled in this turn of the loop
@@ -57,7 +47,7 @@ class PendingResponse:
         """
         status, details, response = await self._arrived
         if response is None:
-            raise EngineError(status, details, self._ticket.reason)
+            raise EngineError(status, details, self._ticket.refusal)
         return response
 
     def abandon(self) -> None:
@@ -75,7 +65,7 @@ class Inference:
 
     async def infer(self, message: bytes, call: Call) -> bytes:
         """Answer one encoded ModelInferRequest with an encoded ModelInferResponse."""
-        pending = PendingResponse(self._engine, message, call)
+        pending = PendingResponse(self._engine.infer, message, call)
         try:
             return await pending.response()
         finally:
@@ -88,7 +78,7 @@ class Inference:
         The client's half-close ends the stream after the last response. However the stream ends, no request of it
         stays in the engine.
         """
-        exchange = Exchange(self._engine, call, self._window, errors_inside=not flag(call, CLOSE_ON_ERROR))
+        exchange = Exchange(self._engine.infer, call, self._window, errors_inside=not flag(call, CLOSE_ON_ERROR))
         reader = asyncio.create_task(exchange.read(messages))
         try:
             async for response in exchange.responses():

@@ -89,7 +89,7 @@ def message(model, array, datatype):
 async def infer(engine, model, array, datatype):
     """Status, text and the answer's array."""
     future: Future = Future()
-    engine.submit(
+    engine.infer.submit(
         message(model, array, datatype),
         lambda status, details, response: future.set_result((status, details, response)),
     )

@@ -9,6 +9,7 @@ import json
 
 import grpc
 
+from inferd._native.service.ticket import CallOrigin
 from inferd.backends.api import ModelSpec
 from inferd.server.engine.instances.shared_memory import SharedMemory
 from inferd.server.engine.models.registry import IndexEntry
@@ -36,7 +37,7 @@ class Loaded:
 class Ticket:
     """A submitted request."""
 
-    reason = ""
+    refusal = 0
     decoupled = False
     done = False
 
@@ -131,18 +132,14 @@ class FakeEngine:
     def stream_ended(self, number: int) -> None:
         """No model here has sequences."""
 
-    def submit(
-        self,
-        message: bytes,
-        deliver,
-        *,
-        timeout_ns: int = -1,
-        stream: bool = False,
-        forwarded: bytes = b"",
-        **_: object,
-    ) -> Ticket:
-        ticket = Ticket(self, deliver)
-        request = pb.ModelInferRequest.FromString(message + forwarded)
+    @property
+    def infer(self) -> FakeEngine:
+        """What takes requests, of the real engine an InferService."""
+        return self
+
+    def submit(self, message: bytes, deliver, call: CallOrigin, *, timeout_ns: int = -1) -> Ticket:
+        ticket, stream = Ticket(self, deliver), call.stream
+        request = pb.ModelInferRequest.FromString(message + call.forwarded)
         delay, status, details, response = 0.0, Status.OK, "", None
         try:
             loaded = self.model(request.model_name, request.model_version)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from inferd._native.execution.python_batch import Batch
+from inferd._native.service.ticket import CallOrigin
 from inferd.backends.api import Backend, Instance, InstanceSpec, Model, ModelSource
 from inferd.backends.loader import BackendLoader
 from inferd.server.caching import CacheConfig
@@ -325,7 +326,7 @@ class Pending:
         self._done = asyncio.Event()
         self._submitting = True
         encoded = message if isinstance(message, bytes) else message.SerializeToString()
-        self.ticket = engine.submit(encoded, self._deliver, timeout_ns=timeout_ns, user=user, **who)
+        self.ticket = engine.infer.submit(encoded, self._deliver, CallOrigin(user=user, **who), timeout_ns=timeout_ns)
         self._submitting = False
 
     def _deliver(self, status: int, text: str, response: bytes | None) -> None:

@@ -160,7 +160,7 @@ async def test_a_delivery_may_make_other_waiters_leave(tmp_path):
                 each.ticket.cancel()
             delivered.set()
 
-        engine.submit(request(x=row(1)).SerializeToString(), cancel_the_others)
+        engine.infer.submit(request(x=row(1)).SerializeToString(), cancel_the_others)
         others.extend(Pending(engine, request(x=row(1))) for _ in range(4))
         gate.go(2)
         await asyncio.wait_for(delivered.wait(), 30)

@@ -77,7 +77,7 @@ class Run:
         message, expected = drawn(self.rng, number)
         timeout = self.rng.choice([-1] * 8 + [0, self.rng.randrange(5 * MS), 60_000 * MS])
         self.open[number] = (None, expected, 0 <= timeout < 60_000 * MS)
-        ticket = self.engine.submit(
+        ticket = self.engine.infer.submit(
             message.SerializeToString(), lambda *answer: self.check(number, *answer), timeout_ns=timeout
         )
         self.open[number] = (ticket, *self.open[number][1:])

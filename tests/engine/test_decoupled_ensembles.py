@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from inferd._native.service.ticket import CallOrigin
 from inferd.server.errors import Status
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests.engine.serving import Answer, Gate, request, row, serving
@@ -31,7 +32,7 @@ class Stream:
         self._done = asyncio.Event()
         self._ticket = None
         message.parameters["triton_enable_empty_final_response"].bool_param = True
-        self._ticket = engine.submit(message.SerializeToString(), self._deliver, stream=True)
+        self._ticket = engine.infer.submit(message.SerializeToString(), self._deliver, CallOrigin(stream=True))
 
     def _deliver(self, status, text, response):
         inner = pb.ModelStreamInferResponse.FromString(response).infer_response
@@ -244,7 +245,9 @@ async def test_responses_that_nobody_takes_are_not_made(tmp_path):
         message = request("m", x=np.empty((1, 0), np.int64))
         message.inputs[0].shape[0] = 1 << 40
         got = asyncio.Queue()
-        ticket = engine.submit(message.SerializeToString(), lambda *answer: got.put_nowait(answer), stream=True)
+        ticket = engine.infer.submit(
+            message.SerializeToString(), lambda *answer: got.put_nowait(answer), CallOrigin(stream=True)
+        )
         for _ in range(64):
             assert (await asyncio.wait_for(got.get(), 30))[0] == Status.OK
         before = engine._deliveries.bridge.admitted_count

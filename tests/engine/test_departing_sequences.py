@@ -16,6 +16,7 @@ import pytest
 
 from inferd._native.execution.python_batch import Batch
 from inferd._native.refusal import refusal_counts
+from inferd._native.service.ticket import CallOrigin
 from inferd.server.engine.engine import Engine
 from inferd.server.engine.loading.control import ALL, ControlMode, ModelControl
 from inferd.server.engine.models.registry import Models
@@ -227,7 +228,9 @@ async def test_a_stream_that_ends_takes_its_sequences_on_the_old_version_along(t
     async with serving(tmp_path, Generations(), control=EXPLICIT, m=text) as engine:
         answered = asyncio.get_running_loop().create_future()
         message = step(1, 1, start=True).SerializeToString()
-        engine.submit(message, lambda *answer: answered.set_result(answer), stream=True, stream_number=7)
+        engine.infer.submit(
+            message, lambda *answer: answered.set_result(answer), CallOrigin(stream=True, stream_number=7)
+        )
         assert (await answered)[0] == OK
         await reload(engine, tmp_path)
         assert await ask(engine, 1, 1) == (0, 2)

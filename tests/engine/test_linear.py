@@ -43,7 +43,7 @@ async def submitted(engine, message, counts=True):
         done.set()
 
     def submit():
-        engine.submit(message, deliver)
+        engine.infer.submit(message, deliver)
 
     taken = steps.count(submit) if counts else submit()
     await asyncio.wait_for(done.wait(), 30)
@@ -60,7 +60,7 @@ async def answered(engine, message, counts=True):
         answers.append(response)
 
     def submit():
-        engine.submit(message, deliver)
+        engine.infer.submit(message, deliver)
         engine._deliveries.bridge.drain()
 
     if not counts:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from inferd._native.execution import batchlog
+from inferd._native.refusal import refusal_table
 from inferd.server.errors import Status
 from tests.engine.serving import CONFIG, Gate, Pending, echo, infer, request, row, serving
 
@@ -58,7 +59,7 @@ async def test_a_request_is_refused_when_its_time_is_over_while_all_instances_ar
             answer = await each.answer()  # the instance still executes the first one
             assert answer.status == UNAVAILABLE
             assert answer.text.startswith("Request timeout expired: waited 100000 us in the queue of model 'm'")
-            assert each.ticket.reason == "QUEUE_TIMEOUT"
+            assert refusal_table()[each.ticket.refusal - 1][0] == "QUEUE_TIMEOUT"
         assert not first.answers
         gate.go(100)
         assert (await first.answer()).status == OK, "the time in the queue is over, not that of the execution"

@@ -8,9 +8,11 @@ import time
 
 import pytest
 
+from inferd._native.service.ticket import CallOrigin
 from inferd.server.errors import Status
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests.engine.serving import Gate, Pending, echo, infer, infer_all, request, row, serving
+from tests.waiting import until
 
 MS = 1_000_000
 OK, INVALID, DEADLINE = Status.OK, Status.INVALID_ARGUMENT, Status.DEADLINE_EXCEEDED
@@ -88,7 +90,7 @@ async def test_cancelling_from_inside_deliveries(tmp_path):
 
             return inner
 
-        tickets += [engine.submit(request(x=row(n)).SerializeToString(), deliver(n)) for n in range(6)]
+        tickets += [engine.infer.submit(request(x=row(n)).SerializeToString(), deliver(n)) for n in range(6)]
         gate.go(10)
         await asyncio.wait_for(done.wait(), 30)
         await infer_one(engine, gate)
@@ -106,7 +108,7 @@ async def test_an_exception_in_deliver_harms_nobody_else(tmp_path, monkeypatch):
     async with serving(tmp_path, gate) as engine:
         first = Pending(engine, request(x=row(0)))
         await gate.entered()
-        engine.submit(request(x=row(1)).SerializeToString(), deliver)
+        engine.infer.submit(request(x=row(1)).SerializeToString(), deliver)
         mate = Pending(engine, request(x=row(2)))
         gate.go(2)
         assert (await mate.answer()).status == OK
@@ -205,7 +207,7 @@ async def test_many_deadlines_in_any_order(tmp_path):
             timeout = rng.randrange(40 * MS)
             due = time.monotonic_ns() + timeout
             message = request(x=row(1)).SerializeToString()
-            tickets.append(engine.submit(message, deliver_after(due), timeout_ns=timeout))
+            tickets.append(engine.infer.submit(message, deliver_after(due), timeout_ns=timeout))
         for ticket in rng.sample(tickets, 200):
             ticket.cancel()
         expected = 400
@@ -222,7 +224,7 @@ async def test_many_deadlines_in_any_order(tmp_path):
 async def test_refused_requests_are_answered_later_and_once(tmp_path):
     async with serving(tmp_path) as engine:
         garbage = []
-        engine.submit(b"\xff\xff", lambda *answer: garbage.append(answer))
+        engine.infer.submit(b"\xff\xff", lambda *answer: garbage.append(answer))
         assert garbage == []
         unknown, wrong, good = await infer_all(engine, request("nope", x=row(1)), request(y=row(1)), request(x=row(1)))
         assert (unknown.status, unknown.text) == (Status.NOT_FOUND, "Request for unknown model: 'nope' is not found")
@@ -240,7 +242,7 @@ async def test_what_a_full_house_refuses_on_a_stream_carries_the_id(tmp_path):
         await gate.entered()
         refused = asyncio.get_running_loop().create_future()
         for_it = request(request_id="which", x=row(1)).SerializeToString()
-        engine.submit(for_it, lambda *answer: refused.set_result(answer), stream=True)
+        engine.infer.submit(for_it, lambda *answer: refused.set_result(answer), CallOrigin(stream=True))
         status, text, data = await asyncio.wait_for(refused, 30)
         assert (status, text) == (
             Status.UNAVAILABLE,
@@ -248,10 +250,33 @@ async def test_what_a_full_house_refuses_on_a_stream_carries_the_id(tmp_path):
         )
         assert pb.ModelStreamInferResponse.FromString(data).infer_response.id == "which"
         garbage = asyncio.get_running_loop().create_future()
-        engine.submit(b"\xff\xff", lambda *answer: garbage.set_result(answer), stream=True)
+        engine.infer.submit(b"\xff\xff", lambda *answer: garbage.set_result(answer), CallOrigin(stream=True))
         assert (await asyncio.wait_for(garbage, 30))[0] == Status.INTERNAL
         gate.go()
         assert (await first.answer()).status == OK
+
+
+async def test_a_submission_for_which_there_is_no_memory_leaves_nothing(tmp_path):
+    """One allocation of the interpreter fails, each in turn: the request is submitted whole, or freed."""
+    hooks = pytest.importorskip("_testcapi")
+    answers, failed = [], 0
+    async with serving(tmp_path) as engine:
+        message, submit = request(x=row(1)).SerializeToString(), engine.infer.submit
+
+        def deliver(*answer):
+            answers.append(answer)
+
+        for at in range(8):
+            hooks.set_nomemory(at, at + 1)
+            try:
+                submit(message, deliver)
+            except MemoryError:
+                failed += 1
+            finally:
+                hooks.remove_mem_hooks()
+        assert 0 < failed < 8
+        await until(lambda: len(answers) == 8 - failed)
+    assert {status for status, _, _ in answers} == {OK}
 
 
 # -- statistics --
@@ -323,7 +348,7 @@ async def test_close_answers_the_refused_too(tmp_path):
     async with serving(tmp_path) as engine:
         answers = []
         await engine.close()
-        engine.submit(request(x=row(1)).SerializeToString(), lambda *answer: answers.append(answer))
-        engine.submit(b"\xff", lambda *answer: answers.append(answer))
+        engine.infer.submit(request(x=row(1)).SerializeToString(), lambda *answer: answers.append(answer))
+        engine.infer.submit(b"\xff", lambda *answer: answers.append(answer))
         await engine.close()
         assert [answer[0] for answer in answers] == [Status.NOT_FOUND, Status.INTERNAL]

@@ -165,7 +165,7 @@ async def test_a_message_that_python_holds_is_not_written_to(tmp_path):
             message = request(x=wide(3), request_id="i" * (8 * padding + 1)).SerializeToString()
             before = bytes(bytearray(message))
             answered = asyncio.Event()
-            engine.submit(message, lambda *_, answered=answered: answered.set())
+            engine.infer.submit(message, lambda *_, answered=answered: answered.set())
             await asyncio.wait_for(answered.wait(), 30)
             assert message == before
 

@@ -414,12 +414,12 @@ def test_a_token_keeps_its_id_from_file_to_file_and_counts_no_longer_when_it_is_
     authorizer.set_tokens(parse(b"a all\nb all models=m*\n", "tokens", authorizer.key))
     a, b = (authorizer.authorize("inference", bearer(token))[-1] for token in "ab")
     assert a != b
-    assert authorizer.authorize_message(a, "inference", "x") == (0, "", "")
-    assert authorizer.authorize_message(b, "inference", "m1") == (0, "", "")
+    assert authorizer.authorize_message(a, "inference", "x") == (0, "", 0)
+    assert authorizer.authorize_message(b, "inference", "m1") == (0, "", 0)
     assert authorizer.authorize_message(b, "inference", "x")[0] == grpc.StatusCode.PERMISSION_DENIED.value[0]
     authorizer.set_tokens(parse(b"b all\n", "tokens", authorizer.key))
     assert authorizer.authorize_message(a, "inference", "x")[0] == grpc.StatusCode.UNAUTHENTICATED.value[0]
-    assert authorizer.authorize_message(b, "inference", "x") == (0, "", "")
+    assert authorizer.authorize_message(b, "inference", "x") == (0, "", 0)
 
 
 def test_reading_many_tokens_is_not_the_loops_work(tmp_path):

@@ -205,7 +205,7 @@ class Stage:
         """On the loop; the request's ticket."""
 
         async def submit() -> Any:
-            return self.engine.submit(message.SerializeToString(), deliver)
+            return self.engine.infer.submit(message.SerializeToString(), deliver)
 
         return self._on_loop(submit())
 

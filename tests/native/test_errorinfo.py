@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from inferd._native.refusal import count_refusal, refusal_counts, refusal_table
+from inferd._native.refusal import STOPPING, count_refusal, refusal_counts, refusal_table
 from inferd._native.transport.errorinfo import rich_status
 from inferd.server.errors import Status
 from inferd_client.pb import grpc_service_pb2 as pb
@@ -22,12 +22,13 @@ def test_each_status_has_a_reason_and_unavailable_alone_a_time_to_retry(status):
     assert (rich.retry_seconds is not None) == (status is Status.UNAVAILABLE)
 
 
-@pytest.mark.parametrize(("name", "status", "retry"), [row[:3] for row in refusal_table()])
-def test_every_refusal_is_sent_and_counted_by_its_name(name, status, retry):
+@pytest.mark.parametrize(("refusal", "row"), list(enumerate(refusal_table(), 1)))
+def test_every_refusal_is_sent_and_counted_by_its_name(refusal, row):
+    name, status, retry, _ = row
     before = refusal_counts().get(name, 0)
-    count_refusal(status, name)
+    count_refusal(status, refusal)
     assert refusal_counts()[name] == before + 1
-    rich = richerrors.read(rich_status(status, "text", name))
+    rich = richerrors.read(rich_status(status, "text", refusal))
     assert (rich.code, rich.reason, rich.retry_seconds is not None) == (status, name, retry)
 
 
@@ -48,8 +49,8 @@ def test_a_status_alone_has_its_usual_reason():
 
 @pytest.mark.parametrize("text", ["", "x", "häßlich 🙂", "x" * 1024])
 def test_any_text_is_in_the_message_unchanged(text):
-    rich = richerrors.read(rich_status(14, text, "QUEUE_FULL"))
-    assert (rich.message, rich.reason, rich.retry_seconds) == (text, "QUEUE_FULL", 0.1)
+    rich = richerrors.read(rich_status(14, text, STOPPING))
+    assert (rich.message, rich.reason, rich.retry_seconds) == (text, "STOPPING", 0.1)
 
 
 @pytest.mark.parametrize("text", ["x" * 1025, "ä" * 513])

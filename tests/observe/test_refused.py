@@ -7,12 +7,18 @@ from collections import Counter
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from inferd.server.rpc.service import SERVICE
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.conformance import doors, models
 from tests.conformance.client import Stub, floats, request
+from tests.conformance.raw import Client
+from tests.framing import framed
 from tests.observe.scraping import scrape, scraped_server
+from tests.waiting import wait_until
 
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8
@@ -23,6 +29,9 @@ ensemble_scheduling { step {
 } }
 """
 COUNTER = "inferd_refused_requests_total"
+INFER, STREAM, LIVE = (f"/{SERVICE}/{name}" for name in ("ModelInfer", "ModelStreamInfer", "ServerLive"))
+WATCH = "/grpc.health.v1.Health/Watch"
+EMPTY = framed(b"")
 
 
 @pytest.fixture
@@ -167,19 +176,143 @@ def test_what_exceeds_a_size_is_counted_once(repository):
             assert counted(metrics) == found
 
 
-def test_streams_that_a_stopping_server_ends_are_told_so(repository):
-    """Guards the reason of calls that a stopping server cannot finish."""
+def asked_raw(client, path, body=EMPTY, **headers):
+    """The answer to a call with these bytes; of None: to one that the client ends with its headers."""
+    stream = client.headers(path, end=body is None, **headers)
+    if body is not None:
+        client.data(stream, body, end=True)
+    return client.answer(stream)
+
+
+VIOLATIONS = (
+    ("PROTOCOL_VIOLATION", {"pseudo_method": "PUT"}),
+    ("PROTOCOL_VIOLATION", {"content_type": "text/plain"}),
+    ("PROTOCOL_VIOLATION", {"without": ("te",)}),
+    ("PROTOCOL_VIOLATION", {"grpc_timeout": "soon"}),
+    ("PROTOCOL_VIOLATION", {"body": framed(b"", compressed=2)}),
+    ("PROTOCOL_VIOLATION", {"body": framed(b"x", compressed=1)}),
+    ("PROTOCOL_VIOLATION", {"body": framed(b"nothing", compressed=1), "grpc_encoding": "gzip"}),
+    ("PROTOCOL_VIOLATION", {"body": framed(b"whole")[:-1]}),
+    ("PROTOCOL_VIOLATION", {"body": EMPTY * 2}),
+    ("PROTOCOL_VIOLATION", {"body": None}),
+    ("NOT_SERVED", {"grpc_encoding": "snappy"}),
+)
+
+
+@pytest.mark.parametrize("path", [INFER, LIVE])
+def test_calls_that_violate_the_protocol_are_counted_once(repository, path):
+    """Guards what the transport finds itself, of methods with and without handlers in Python."""
+    with scraped_server(repository) as (process, metrics), Client(process.address) as client:
+        for reason, call in VIOLATIONS:
+            answer = asked_raw(client, path, **call)
+            assert richerrors.of_answer(answer).reason == reason, (call, answer.details)
+        assert richerrors.of_answer(asked_raw(client, f"{path}s")).reason == "NOT_SERVED"
+        assert counted(metrics) == Counter((*(reason for reason, _ in VIOLATIONS), "NOT_SERVED"))
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM, LIVE, WATCH])
+def test_deadlines_are_told_and_not_counted(repository, path):
+    """Guards deadlines that pass before there is a request, with and without handlers in Python."""
+    with scraped_server(repository) as (process, metrics), Client(process.address) as client:
+        stream = client.headers(path, grpc_timeout="20m")
+        if path == WATCH:
+            client.data(stream, EMPTY)
+        answer = client.answer(stream)
+        assert (answer.status, richerrors.of_answer(answer).reason) == (4, "DEADLINE_EXCEEDED")
+        assert counted(metrics) == {}
+
+
+def test_streams_beyond_the_quota_of_a_client_are_counted_once(repository):
+    """Guards that streams of both kinds share the limit and its text, and that a stream counts until it has ended."""
+    with (
+        scraped_server(repository, "--grpc-max-streams-per-client=1") as (process, metrics),
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+
+        def begun(begin):
+            over = threading.Event()
+            call = begin(over)
+            next(call)
+            return call, over
+
+        def infer(over):
+            return Stub(channel).ModelStreamInfer(ended_by(over))
+
+        def watch(_):
+            return health.Watch(health_pb2.HealthCheckRequest())
+
+        texts = set()
+        for number, open_one in enumerate((infer, watch, infer), 1):
+            call, over = begun(open_one)
+            for refused in (infer, watch):
+                with pytest.raises(grpc.RpcError) as error:
+                    begun(refused)
+                assert richerrors.of(error.value).reason == "CLIENT_LIMIT"
+                texts.add(error.value.details())
+            over.set()
+            if open_one is infer:
+                assert not list(call)
+            else:
+                call.cancel()
+                wait_until(lambda: open_calls(metrics) == 0)
+            assert counted(metrics) == {"CLIENT_LIMIT": 2 * number}
+        assert texts == {"client 127.0.0.1 has 1 streams in flight, its limit is 1"}
+
+
+def ended_by(over):
+    """The requests of a stream: one, and its end when `over` is set."""
+    yield request("simple", floats(1))
+    over.wait(60)
+
+
+def open_calls(metrics):
+    return scrape(metrics).value("inferd_open_calls")
+
+
+def test_errors_of_other_services_are_counted_once(repository):
+    """Guards handlers that end their calls by themselves."""
+    with scraped_server(repository) as (process, metrics), grpc.insecure_channel(process.address) as channel:
+        with pytest.raises(grpc.RpcError) as error:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="nope"))
+        assert richerrors.of(error.value).reason == "NOT_FOUND"
+        assert counted(metrics) == {"NOT_FOUND": 1}
+
+
+@pytest.mark.parametrize("door", doors.NAMES)
+def test_a_long_text_is_counted_once(repository, door):
+    """Guards texts that are cut because clients would not take them."""
+    with (
+        scraped_server(repository, door=door) as (process, metrics),
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        with pytest.raises(grpc.RpcError) as error:
+            Stub(channel).ModelMetadata(pb.ModelMetadataRequest(name="\u00e4" * 900))
+        assert richerrors.of(error.value).reason == "NOT_FOUND"
+        assert counted(metrics) == {"NOT_FOUND": 1}
+
+
+def conversation(channel, over):
+    return Stub(channel).ModelStreamInfer(ended_by(over))
+
+
+def reflection(channel, over):
+    def requests():
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        over.wait(60)
+
+    return reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(requests())
+
+
+@pytest.mark.parametrize("begin", [conversation, reflection])
+def test_streams_that_a_stopping_server_ends_are_told_so(repository, begin):
+    """Guards the reason of calls that a stopping server cannot finish, with and without handlers in Python."""
     with (
         scraped_server(repository) as (process, _),
         grpc.insecure_channel(process.address) as channel,
     ):
         over = threading.Event()
-
-        def requests():
-            yield request("simple", floats(1))
-            over.wait(60)
-
-        call = Stub(channel).ModelStreamInfer(requests())
+        call = begin(channel, over)
         next(call)
         process.terminate()
         with pytest.raises(grpc.RpcError) as error:

@@ -161,14 +161,14 @@ def exposed(Connection connection not None) -> str:
     return "to write" if connection.conn.dirty else ""
 
 
-def audit_connections(Endpoint endpoint not None, uses: list[ClientUse], handled: int) -> str:
-    """What is wrong with the connections of an endpoint, and with these clients: each holds what its calls hold. So
-    many calls have handlers in Python."""
+def audit_connections(Endpoint endpoint not None, uses: list[ClientUse]) -> str:
+    """What is wrong with the connections of an endpoint, and with these clients: each holds what its calls hold."""
     cdef Conn *conn = endpoint.host.connections.first
     cdef uint32_t count = 0
     cdef size_t total = 0
     cdef ClientUse use
     calls: dict[int, int] = {}
+    streams: dict[int, int] = {}
     held: dict[int, int] = {}
     while conn != NULL:
         count += 1
@@ -177,6 +177,7 @@ def audit_connections(Endpoint endpoint not None, uses: list[ClientUse], handled
         total += conn.account.total
         if conn.client != NULL:
             calls[conn.client.number] = calls.get(conn.client.number, 0) + conn.streams
+            streams[conn.client.number] = streams.get(conn.client.number, 0) + _lasting(conn)
             held[conn.client.number] = held.get(conn.client.number, 0) + conn.account.total
         conn = conn.next
     if count != endpoint.host.connection_count:
@@ -186,13 +187,22 @@ def audit_connections(Endpoint endpoint not None, uses: list[ClientUse], handled
     if total != endpoint.host.account.total:
         return f"{endpoint.host.account.total} bytes are held, and connections hold {total}"
     for use in uses:
-        asked = calls.get(use.client.number, 0)
-        # a stream that Python handles counts until its handler has ended
-        if use.client.calls != asked or use.client.streams > asked + handled:
-            return f"{use.name} has {use.client.calls} calls, {use.client.streams} of them streams, and makes {asked}"
+        asked, lasting = calls.get(use.client.number, 0), streams.get(use.client.number, 0)
+        if use.client.calls != asked or use.client.streams != lasting:
+            counted = f"{use.client.calls} calls, {use.client.streams} of them streams"
+            return f"{use.name} counts {counted}, and makes {asked}, {lasting} of them streams"
         if use.client.account.total != held.get(use.client.number, 0):
             return f"{use.name} has {use.client.account.total} bytes, and its connections {held}"
     return ""
+
+
+cdef uint32_t _lasting(const Conn *conn):
+    cdef const Stream *stream = conn.open.first
+    cdef uint32_t count = 0
+    while stream != NULL:
+        count += stream.lasting
+        stream = stream.next
+    return count
 
 
 cdef str _audit_connection(Conn *conn):

@@ -459,10 +459,7 @@ class Simulation:
                     continue
                 if not self.endpoint.ledger_agrees():
                     raise Violation("the sums of the ledger do not agree")
-                handled = len(self.door._contexts)
-                if problem := audit_connections(self.endpoint, self.uses, handled) or audit_memos(
-                    self.service.entrance
-                ):
+                if problem := audit_connections(self.endpoint, self.uses) or audit_memos(self.service.entrance):
                     raise Violation(problem)
         self.world.set_faults(0)
         self.world.fail_at(0, 0)

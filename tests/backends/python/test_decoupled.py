@@ -92,7 +92,7 @@ class Client:
 
     def __init__(self, engine: Engine, window: int = 128) -> None:
         self._requests: asyncio.Queue = asyncio.Queue()
-        self._exchange = Exchange(engine, FakeCall(), window, errors_inside=True)
+        self._exchange = Exchange(engine.infer, FakeCall(), window, errors_inside=True)
         self._reader = asyncio.create_task(self._exchange.read(self._messages()))
         self._responses = self._exchange.responses()
 
@@ -354,7 +354,7 @@ async def test_a_sender_in_a_model_that_is_not_decoupled(tmp_path):
 async def test_errors_may_end_the_stream(tmp_path):
     add_model(tmp_path, "m", COUNTDOWN, DECOUPLED)
     async with serving(tmp_path) as engine:
-        exchange = Exchange(engine, FakeCall(), 8, errors_inside=False)
+        exchange = Exchange(engine.infer, FakeCall(), 8, errors_inside=False)
 
         async def messages():
             yield request(x=row(-1)).SerializeToString()
