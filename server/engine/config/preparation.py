@@ -26,7 +26,7 @@ from inferd.server.engine.config.specification import to_spec
 from inferd.server.engine.pbtxt.as_json import config_from_json, config_to_json
 from inferd.server.engine.pbtxt.source import Source
 from inferd.server.engine.repository.folders import ModelFolder, select_versions, warn_misnamed_versions
-from inferd.server.errors import ConfigError, ServerError, lack_of
+from inferd.server.errors import ConfigError, ServerError, lack_of, text_of
 from inferd_client.pb import model_config_pb2 as pb
 
 
@@ -187,7 +187,7 @@ class _Preparation:
             except Exception as error:  # a framework's; other versions may still be good
                 errors[version] = error
             except BaseException as error:  # such as SystemExit: a framework's code must not end the server
-                what = f"{type(error).__name__}: {error}"
+                what = f"{type(error).__name__}: {text_of(error)}"
                 errors[version] = BackendError(f"the code that looks into the model's files has raised {what}")
 
         each(look, [version for version in reversed(versions) if version not in found])
@@ -358,7 +358,7 @@ def _is_foreseen(error: Exception) -> bool:
 
 
 def _told(error: Exception) -> str:
-    return str(error) if _is_foreseen(error) else f"{type(error).__name__}: {error}"
+    return text_of(error) if _is_foreseen(error) else f"{type(error).__name__}: {text_of(error)}"
 
 
 def _lacks(config: pb.ModelConfig, source: Source) -> bool:

@@ -17,6 +17,8 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, ParamSpec, TypeVar
 
+from inferd.server.errors import NO_TEXT, text_of
+
 P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[[], None]
@@ -80,13 +82,9 @@ class WorkItem(Generic[T]):
 
 def _as_exception(error: BaseException) -> Exception:
     """The error, or one in its place: a model's code may raise what ends the server, or what has no text."""
-    try:
-        text = str(error)
-    except BaseException:
-        text = "it has no text"
-    else:
-        if isinstance(error, Exception):
-            return error
+    text = text_of(error)
+    if isinstance(error, Exception) and text != NO_TEXT:
+        return error
     wrapped = RuntimeError(f"the code has raised {type(error).__name__}: {text}")
     wrapped.__cause__ = error
     return wrapped

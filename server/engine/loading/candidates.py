@@ -21,7 +21,7 @@ from inferd.server.engine.models.registry import UNAVAILABLE, VersionState
 from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.engine.repository.fingerprint import fingerprint
 from inferd.server.engine.repository.folders import Marks, ModelFolder
-from inferd.server.errors import Exhausted, Internal, InvalidArgument, ServerError, lack_of
+from inferd.server.errors import Exhausted, Internal, InvalidArgument, ServerError, lack_of, text_of
 from inferd_client.pb import model_config_pb2 as pb
 
 log = logging.getLogger("inferd.engine")
@@ -109,7 +109,7 @@ class Maker:
 
     def is_news(self, name: str, error: Exception) -> bool:
         """Whether the error differs from the model's last one, so that its traceback is worth logging."""
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {text_of(error)}"
         before, self._unexpected[name] = self._unexpected.get(name), text
         return before != text
 
@@ -242,15 +242,15 @@ class Candidate:
         try:
             self.own = maker.prepare(self.folder, override, known, each)
         except (ServerError, BackendError) as error:
-            self.problem = self.why(error, str(error))
+            self.problem = self.why(error)
         except Exception as error:
             if maker.is_news(self.name, error):
                 log.exception("model %s could not be prepared", self.name)
-            self.problem = self.why(error, f"{type(error).__name__}: {error}")
+            self.problem = self.why(error, f"{type(error).__name__}: {text_of(error)}")
 
     def why(self, error: Exception, text: str = "") -> str:
         """The text of an error that keeps a version from being served, with advice if the server lacks a resource."""
-        text = text or str(error) or type(error).__name__
+        text = text or text_of(error) or type(error).__name__
         advice = lack_of(error)
         self.lacks = self.lacks or bool(advice)
         return text if advice in text else f"{text}: {advice}"

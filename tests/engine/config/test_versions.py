@@ -114,6 +114,7 @@ class Comparable(Backend):
 
     name = "fake"
     broken: int = 0  # the version whose file cannot be read
+    error: type[BaseException] = ValueError
     held: weakref.ref[set[int]] | None = None  # what it had in hand when it failed
 
     def __post_init__(self) -> None:
@@ -123,7 +124,7 @@ class Comparable(Backend):
         if source.version == self.broken:
             in_hand = {1}
             self.held = weakref.ref(in_hand)
-            raise ValueError(f"nothing in {len(in_hand)} file")
+            raise self.error(f"nothing in {len(in_hand)} file")
         return Signature((TensorSpec("x", "FP32", (3,)),), (TensorSpec("y", "FP32", (5,)),), batches=True)
 
     def load(self, source: ModelSource) -> Model:
@@ -156,6 +157,19 @@ def test_what_a_failed_version_had_in_hand_is_freed_at_once(prepared, model_dir,
         assert backend.held() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("base", [ValueError, BaseException])
+def test_an_error_whose_text_fails_keeps_only_its_version(prepared, model_dir, caplog, base) -> None:
+    class Textless(base):  # type: ignore[misc, valid-type]
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    (model_dir / "2").mkdir()
+    found = prepared('backend: "fake" version_policy { all { } }', backend=Comparable(broken=1, error=Textless))
+    assert list(found.problems) == [1]
+    assert "Textless: it has no text" in found.problems[1]
+    caplog.clear()  # frames of the logged errors hold what they were about
 
 
 def labels(text: str) -> str:
