@@ -392,7 +392,6 @@ allow_spaces(options)
 
 
 cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
-    cdef nghttp2_settings_entry settings[4]
     cdef nghttp2_mem memory = nghttp2_mem(&host.smalls, mem_malloc, mem_free, mem_calloc, mem_realloc)
     conn.host = host
     conn.writer = &host.dirty
@@ -407,21 +406,30 @@ cdef bint conn_open(Conn *conn, Host *host, void *owner) noexcept nogil:
     if nghttp2_session_server_new3(&conn.session, callbacks, conn, options, &memory) != 0:
         conn.session = NULL
         return False
+    if not greet(conn):
+        nghttp2_session_del(conn.session)
+        conn.session = NULL
+        return False
     live_add(LIVE_CONNECTIONS, 1)
     list_prepend(&host.connections, conn)
     host.connection_count += 1
     host_note(host)
+    return True
+
+
+cdef inline bint greet(Conn *conn) noexcept nogil:
+    # The first frames. False: there is no memory for them. A client without them might wait for ever.
+    cdef nghttp2_settings_entry settings[4]
     settings[0].settings_id = NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS
-    settings[0].value = host.max_streams
+    settings[0].value = conn.host.max_streams
     settings[1].settings_id = NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE
     settings[1].value = STREAM_WINDOW
     settings[2].settings_id = NGHTTP2_SETTINGS_MAX_FRAME_SIZE
     settings[2].value = MAX_FRAME
     settings[3].settings_id = NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE
     settings[3].value = MAX_HEADER_BYTES
-    nghttp2_submit_settings(conn.session, NGHTTP2_FLAG_NONE, settings, 4)
-    nghttp2_session_set_local_window_size(conn.session, NGHTTP2_FLAG_NONE, 0, CONNECTION_WINDOW)
-    return True
+    return (nghttp2_submit_settings(conn.session, NGHTTP2_FLAG_NONE, settings, 4) == 0
+            and nghttp2_session_set_local_window_size(conn.session, NGHTTP2_FLAG_NONE, 0, CONNECTION_WINDOW) == 0)
 
 
 cdef void conn_close(Conn *conn) noexcept nogil:
