@@ -138,9 +138,17 @@ RULES = (
         may=("_native", "backends.api", "server.engine", "server.machine", "inferd_client.pb", *CORE),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
+    # Requests go to the native service at once: an engine adds nothing to them.
     Rule(
         "server.rpc",
-        may=("backends.api", "server.engine", "inferd_client.pb", *CORE),
+        may=(
+            "backends.api",
+            "server.engine",
+            "_native.service.infer",
+            "_native.service.ticket",
+            "inferd_client.pb",
+            *CORE,
+        ),
         may_not=(*TRANSPORT, *FRAMEWORKS),
     ),
     # Clients of a server: they need its protocol, not its engine.

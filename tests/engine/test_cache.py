@@ -135,7 +135,7 @@ async def test_a_hit_reads_a_large_input_once(tmp_path):
         async with Cached(tmp_path / str(compare), LocalCache(1 << 21, compare=compare)) as cached:
             await cached.ask(*range(16_000))
             done = asyncio.Event()
-            submit = partial(cached.engine.submit, message, lambda *_, done=done: done.set())
+            submit = partial(cached.engine.infer.submit, message, lambda *_, done=done: done.set())
             taken.append(steps.count(submit))
             await done.wait()
             assert cached.counts("hits") == (1,)
