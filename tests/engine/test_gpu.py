@@ -273,6 +273,17 @@ async def test_graphs_need_shapes_that_do_not_vary(tmp_path):
         )
 
 
+async def test_device_without_memory_for_graphs_is_named(tmp_path, stub):
+    """It is the device that lacks memory, not the server."""
+    stub.set(full=1)
+    try:
+        async with serving(tmp_path, STATIC + "optimization { cuda { graphs: true } }", problems=1) as engine:
+            assert "no CUDA graphs: no device memory: asked for" in engine.problems["m"]
+            assert "container" not in engine.problems["m"]
+    finally:
+        stub.set(full=0)
+
+
 async def test_model_that_cannot_be_captured_does_not_load(tmp_path, stub):
     stub.fail("cuMemcpyDtoDAsync_v2", 900, after=1)
     async with serving(tmp_path, STATIC + "optimization { cuda { graphs: true } }", problems=1) as engine:

@@ -75,13 +75,17 @@ class Stub:
         self._problems: list[str] = []
 
     def set(self, **settings: int) -> None:
-        """Settings as in CUDA_STUB: devices, memory, copy_us, d2d_us, threads, reopens."""
+        """Settings as in CUDA_STUB: devices, nodes, memory, full, copy_us, d2d_us, threads, reopens."""
         for name, value in settings.items():
             self.lib.stub_set(name.encode(), value)
 
     def fail(self, function: str, code: int, after: int = 0) -> None:
         """Have one call of a driver function return `code`. `after`: the number of calls before it."""
         self.lib.stub_fail(function.encode(), after, code)
+
+    def forgive(self) -> None:
+        """Forget the errors that no call has returned."""
+        self.lib.stub_forgive()
 
     def ignore(self, function: str, after: int = 0) -> None:
         """Have one call of a driver function do nothing. So a test shows that the stub finds a missing call."""
@@ -135,6 +139,14 @@ class Stub:
     def step(self, which: int) -> None:
         """Execute the next operation of one of these streams."""
         self.lib.stub_step(which)
+
+    def run_all(self, *, runs: bool) -> None:
+        """Where streams have no threads, this thread runs itself what it waits for, or no more."""
+        self.lib.stub_run_all(int(runs))
+
+    def forget_kernels(self) -> None:
+        """No kernel is in a stream or a graph any more."""
+        self._kernels.clear()
 
     def streams(self, priority: int) -> int:
         """How many streams there are of this priority: 0 is the least, -5 the greatest."""

@@ -6,12 +6,12 @@
 
 pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-int initialized, devices = 1, threads = 1, reopens, retained[MAX_DEVICES], sticky[MAX_DEVICES];
+int initialized, devices = 1, nodes = 1, is_full, threads = 1, reopens, retained[MAX_DEVICES], sticky[MAX_DEVICES];
 long long memory_size = 1LL << 30, memory_used[MAX_DEVICES], copy_us, d2d_us;
 int held[KINDS];
 uint64_t executed[KINDS];
 const char *const kind_names[KINDS] = {"h2d", "d2h", "d2d", "fill", "record", "wait", "graph", "kernel"};
-_Thread_local int current_device = -1, is_loop;
+_Thread_local int current_device = -1, is_loop, runs_all;
 static _Thread_local int device_before;
 
 static struct { const char *name; uint64_t calls; } counted[MAX_COUNTED];
@@ -31,6 +31,8 @@ void violation(const char *format, ...) {
 
 static void set_option(const char *name, long long value) {
     if (!strcmp(name, "devices")) devices = (int)value;
+    else if (!strcmp(name, "nodes")) nodes = (int)value;
+    else if (!strcmp(name, "full")) is_full = (int)value;
     else if (!strcmp(name, "memory")) memory_size = value;
     else if (!strcmp(name, "threads")) threads = (int)value;
     else if (!strcmp(name, "reopens")) reopens = (int)value;
@@ -97,6 +99,12 @@ void stub_fail(const char *function, long long after, int code) {
         }
     pthread_mutex_unlock(&guard);
 }
+/* Forget the errors that no call has returned. */
+void stub_forgive(void) {
+    pthread_mutex_lock(&guard);
+    for (int i = 0; i < MAX_FAULTS; i++) faults[i].code = 0;
+    pthread_mutex_unlock(&guard);
+}
 /* From now on the device fails with a sticky error; 0 cures it, which no real one does. */
 void stub_break(int device, int code) {
     pthread_mutex_lock(&guard);
@@ -114,6 +122,8 @@ void stub_loop(int begins) {
     is_loop = begins;
     pthread_mutex_unlock(&guard);
 }
+/* From now on, where streams have no threads, this one runs what it waits for: nobody else could meanwhile. */
+void stub_run_all(int runs) { runs_all = runs; }
 /* The bytes were written by the test itself. */
 void stub_wrote(CUdeviceptr address, size_t size) {
     pthread_mutex_lock(&guard);

@@ -23,7 +23,8 @@
  *   - what is still alive at the end.
  *
  * Settings, from the environment variable CUDA_STUB ("devices=2,memory=1073741824,copy_us=50") or stub_set():
- *   devices, memory (bytes of each device), copy_us (delay of a copy), d2d_us (of copies on the device),
+ *   devices, nodes (of the host's memory that are near to devices, one after the other; 0: the driver does not say),
+ *   memory (bytes of each device), full (no device has memory left), copy_us (delay of a copy), d2d_us (of copies on the device),
  *   threads (0: streams have none; what they are given runs when stub_step says so, one operation at a time, or when
  *   somebody waits for it), reopens (a process may open the handles that it made itself).
  * With CUDA_STUB_REPORT=<file> the report is written there when the process ends.
@@ -50,7 +51,7 @@ enum {
     INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
 };
-enum { MAX_DEVICES = 8, MAX_STREAMS = 64, MAX_FAULTS = 16, MAX_COUNTED = 64, REPORT_LINES = 64,
+enum { MAX_DEVICES = 8, MAX_STREAMS = 128, MAX_FAULTS = 16, MAX_COUNTED = 64, REPORT_LINES = 64,
        MAX_ARGUMENTS = 16 };
 enum { RUBBISH = 0xDB, SCRIBBLE = 0xEE };
 
@@ -133,12 +134,12 @@ typedef struct Stream {
 /* control.c: settings, faults, reports; all state is guarded by `guard`, and `changed` tells of every change */
 extern pthread_mutex_t guard;
 extern pthread_cond_t changed;
-extern int initialized, devices, threads, reopens, retained[MAX_DEVICES], sticky[MAX_DEVICES];
+extern int initialized, devices, nodes, is_full, threads, reopens, retained[MAX_DEVICES], sticky[MAX_DEVICES];
 extern long long memory_size, memory_used[MAX_DEVICES], copy_us, d2d_us;
 extern int held[KINDS];
 extern uint64_t executed[KINDS];
 extern const char *const kind_names[KINDS];
-extern _Thread_local int current_device, is_loop;
+extern _Thread_local int current_device, is_loop, runs_all;
 void violation(const char *format, ...);
 CUresult enter(const char *name);
 

@@ -49,7 +49,7 @@ CUresult cuDeviceTotalMem_v2(size_t *size, int device) {
 }
 CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
     SIMPLE(value && device < devices,
-           *value = attribute == 75 ? 9 : attribute == 16 ? 132 : attribute == 40 ? 3 : attribute == 134 ? 0 : 0);
+           *value = attribute == 75 ? 9 : attribute == 16 ? 132 : attribute == 40 ? 3 : attribute == 134 ? (nodes ? device % nodes : -1) : 0);
 }
 CUresult cuDeviceGetPCIBusId(char *text, int room, int device) {
     SIMPLE(text && device < devices, snprintf(text, (size_t)room, "0000:%02x:00.0", device + 1));

@@ -84,7 +84,7 @@ uint64_t checksum(const uint8_t *bytes, size_t size) {
 }
 
 static CUresult allocate(CUdeviceptr *out, size_t size) {
-    if (memory_used[current_device] + (long long)size > memory_size) return OUT_OF_MEMORY;
+    if (is_full || memory_used[current_device] + (long long)size > memory_size) return OUT_OF_MEMORY;
     int fd = memfd_create("cuda_stub", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)size)) return OUT_OF_MEMORY;
     uint8_t *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -197,7 +197,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr ad
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     ENTER(free_bytes && total) {
         *total = (size_t)memory_size;
-        *free_bytes = (size_t)(memory_size - memory_used[current_device]);
+        *free_bytes = is_full ? 0 : (size_t)(memory_size - memory_used[current_device]);
     }
     LEAVE;
 }

@@ -29,7 +29,7 @@ void append(Operation **first, Operation **last, Operation *o) {
 
 static int is_copy(Kind kind) { return kind == COPY_IN || kind == COPY_OUT || kind == COPY_DEVICE || kind == FILL; }
 
-/* Runs a copy with the lock held on entry and exit, let go while bytes move. */
+/* Runs a copy with the lock held on entry and exit; a stream with a thread lets go of it while bytes move. */
 static void run_copy(Operation *o, int device) {
     if ((o->to_memory && !within(o->to_memory, o->to, o->size)) ||
         (o->source_memory && !within(o->source_memory, o->source, o->size))) {
@@ -42,12 +42,12 @@ static void run_copy(Operation *o, int device) {
     uint8_t *to = bytes_of(o->to_memory, o->to);
     uint8_t *source = o->kind == FILL ? NULL : bytes_of(o->source_memory, o->source);
     long long delay = o->kind == COPY_DEVICE ? d2d_us : copy_us;
-    pthread_mutex_unlock(&guard);
+    if (threads) pthread_mutex_unlock(&guard);
     if (delay) usleep((useconds_t)delay);
     int intact = !o->checked || o->checksum == checksum(o->kind == COPY_IN ? source : to, o->size);
     if (o->kind == FILL) memset(to, o->value, o->size);
     else memmove(to, source, o->size);
-    pthread_mutex_lock(&guard);
+    if (threads) pthread_mutex_lock(&guard);
     if (!intact)
         violation("the host memory of a %s copy of %zu bytes was written before the copy ran", kind_names[o->kind],
                   o->size);

@@ -73,17 +73,24 @@ int stub_ready(void) {
     return count;
 }
 
-/* One of them, `which` of those that could, goes on by one operation. */
-void stub_step(int which) {
+/* One of them, `which` of those that could, goes on by one operation; false: none could. */
+static int step(int which) {
     Stream *found[MAX_STREAMS];
-    pthread_mutex_lock(&guard);
     int count = runnable(found);
-    if (count) {
-        Stream *s = found[which % count];
-        run_first(s);
-        if (!s->first && !s->alive) end_stream(s);
-    }
+    if (!count) return 0;
+    Stream *s = found[which % count];
+    run_first(s);
+    if (!s->first && !s->alive) end_stream(s);
+    return 1;
+}
+void stub_step(int which) {
+    pthread_mutex_lock(&guard);
+    step(which);
     pthread_mutex_unlock(&guard);
+}
+/* Until something has changed. */
+static void await_change(void) {
+    if (threads || !runs_all || !step(0)) pthread_cond_wait(&changed, &guard);
 }
 
 CUresult usable(const Stream *s) {
@@ -115,7 +122,7 @@ void submit(Stream *s, Operation *o) {
 void wait_for(Stream *s, uint64_t operations) {
     while (s->executed < operations && !sticky[s->device]) {
         if (!threads && can_run(s)) run_first(s);
-        else pthread_cond_wait(&changed, &guard);
+        else await_change();
     }
 }
 
@@ -237,7 +244,7 @@ CUresult cuEventSynchronize(Event *event) {
         uint64_t ticket = event->recorded;
         Clock clock = event->clock;
         event->references++;
-        while (event->reached < ticket && !sticky[event->device]) pthread_cond_wait(&changed, &guard);
+        while (event->reached < ticket && !sticky[event->device]) await_change();
         result = sticky[event->device];
         if (result == OK) join_clock(&host_clock, &clock);
         event_unreference(event);

@@ -13,6 +13,7 @@ from inferd._native.chain cimport Chain
 from inferd._native.ensembles.ensemble cimport EnsembleLane
 from inferd._native.ensembles.run cimport Ensemble, StepLimit
 from inferd._native.execution.python_batch cimport Batch
+from inferd._native.memory.common_pool cimport common_aside, common_pooled
 from inferd._native.memory.host cimport host_trim
 from inferd._native.memory.owned cimport owned_waits
 from inferd._native.memory.resource cimport block_give, block_take
@@ -56,6 +57,11 @@ def free_kept(count: int) -> None:
         request_free(request)
     block_give(block_take(1))
     host_trim()
+
+
+def free_bytes() -> tuple[int, int]:
+    """Bytes of free blocks that all threads share, and of those that are to be deleted."""
+    return common_pooled(), common_aside()
 
 
 def objects_wait() -> bool:

@@ -5,6 +5,7 @@ have no threads; the main thread runs what they were given, one operation at a t
 from __future__ import annotations
 
 import os
+import re
 import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,36 +18,81 @@ from inferd._native.memory.shm import SHARED
 from inferd.server.engine.instances.gpu import GpuPolicy, Gpus
 from tests import gpu_stub
 from tests.simulation.wire import Violation
-from tests.simulation.world import WorldThread
+from tests.simulation.world import NEVER, WorldThread
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from random import Random
 
     from inferd._native.memory.shm import Regions
     from tests.simulation.world import World
 
 
-DEVICES = 2  # models compute on the first
+DEVICES = 2
 MOST_OPENED = 16  # of the streams that the driver has
 EXPORTED = struct.Struct("<IiiiQQ32x")  # a handle of the driver: see gpu_stub/ipc.c; and which one it is
 MAGIC = 0x43554442
 OUT_OF_MEMORY = 2
+INVALID_VALUE = 1
+NAMES = {INVALID_VALUE: "CUDA_ERROR_INVALID_VALUE", OUT_OF_MEMORY: "CUDA_ERROR_OUT_OF_MEMORY"}
+PINNED = (0, 1 << 16, 1 << 21, 1 << 22, 256 << 20)  # bytes of pools, at most; they grow by 2 MiB
+POOLS = (0, 1 << 14, 1 << 21, 1 << 22, 64 << 20)
+SERVING = (  # calls that may fail while models serve and are loaded
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuEventRecord",
+    "cuStreamWaitEvent",
+    "cuEventSynchronize",
+    "cuGraphLaunch",
+    "cuMemAlloc_v2",
+    "cuMemHostAlloc",
+    "cuEventQuery",
+    "cuStreamCreateWithPriority",
+    "cuEventCreate",
+    "cuStreamBeginCapture_v2",
+    "cuGraphInstantiateWithFlags",
+)
+CALL_FAILED = re.compile(r"(cu\w+): (\w+) \((\d+)\): ")
+NO_MEMORY = re.compile(
+    r"no device memory: asked for |no memory on device \d+ for the \d+ bytes of output|memory limit set for GPU"
+)
+NOT_COPIED = re.compile(r"CUDA shared memory region '.*': device \d+ does not copy it")
+COPYING = ("cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2")
+MARK = re.compile(r"a batch of \d+ requests failed; the server's log says why, as error ([0-9a-f]{8})$")
+BROKEN_KERNEL = re.compile(r"kernel \d+ is broken")
 OPENING = ("cuDevicePrimaryCtxRetain", "cuIpcOpenMemHandle_v2", "cuMemGetAddressRange_v2", "cuStreamCreateWithPriority")
 
 
 class Graphics:
-    """The GPUs of one simulation."""
+    """The GPUs of one simulation.
 
-    def __init__(self, world: World) -> None:
+    Args:
+        world: of their threads.
+        random: says what they are like, and what fails.
+        told: see `Unforeseen`.
+    """
+
+    def __init__(self, world: World, random: Random, told: Mapping[str, str]) -> None:
         self._world = world
+        self._told = told  # what the server's log says, by the marks that clients hear
+        self._random = random
         self.stub = gpu_stub.load()
-        self.stub.set(threads=0, devices=DEVICES, reopens=1)
+        self.stub.forgive()
+        self.stub.set(threads=0, devices=DEVICES, nodes=random.choice((0, 1, 2)), full=0, reopens=1)
         self._used = False
         self.opened = 0  # memory of clients
         self._handles = 0
-        self.gpus = Gpus(GpuPolicy(library=str(gpu_stub.library())))
+        self._planted: set[tuple[str, str, str]] = set()  # calls that were to fail, with their errors
+        self._broken: set[str] = set()  # kernels
+        self._full_ns = -1  # when the devices had no memory left last
+        sizes = {number: random.choice(POOLS) for number in range(DEVICES)}
+        limits = random.choice(({}, {0: 1.0}, {0: 0.99, 1: 0.99}))
+        self.gpus = Gpus(GpuPolicy(str(gpu_stub.library()), random.choice(PINNED), sizes, limits))
 
         def thread(*, target: Any, name: str, daemon: bool) -> WorldThread:
+            self.stub.run_all(runs=False)  # the instance serves
             return WorldThread(world, target, name)
 
         inferd._native.gpu.instance.threading = SimpleNamespace(Thread=thread)  # type: ignore[attr-defined]
@@ -56,14 +102,84 @@ class Graphics:
         self._used = True
         self._world.use_gpus(self.stub.lib.stub_ready)
 
-    def open(self, regions: Regions, name: str, fd: int, size: int, device: int, *, trusted: bool) -> None:
-        """Register memory of a client, which is this file, on a device."""
+    def complain(self, text: str) -> None:
+        """A rule is broken."""
+        self._world.complain(text)
+
+    # -- what fails --
+
+    def fail_batch(self, kind: type[Exception]) -> None:
+        """Have the batch fail that an instance submits.
+
+        Raises:
+            Exception: always.
+        """
+        text = f"kernel {len(self._broken)} is broken"
+        self._broken.add(text)
+        raise kind(text)
+
+    def disturb(self) -> str:
+        """Have a call of the driver fail, one of the next, or devices have no memory for a while; in words."""
+        self.note_memory()
+        deed = self._random.random()
+        if deed < 0.2:
+            is_full = self._full_ns < NEVER
+            self._full_ns = NEVER if is_full else self._world.now()
+            self.stub.set(full=int(is_full))
+            return f"devices have {'no' if is_full else ''} memory"
+        if deed < 0.4:
+            return f"{self.gpus.trim()} bytes are given back to the driver"
+        function, code = self._random.choice(SERVING), self._random.choice(tuple(NAMES))
+        self._planted.add((function, NAMES[code], str(code)))
+        self.stub.fail(function, code, after=self._random.choice((0, 1, 5, 20)))
+        return f"{function} is to fail with {NAMES[code]}"
+
+    def explains(self, text: str, since_ns: int) -> bool:
+        """Whether what fails on a device explains this error of something that began then."""
+        if found := MARK.search(text):
+            text = self._told.get(found[1], "")
+        if found := CALL_FAILED.search(text):
+            no_memory = found[1] == "cuMemAlloc_v2" and found[2] == NAMES[OUT_OF_MEMORY]
+            return found.groups() in self._planted or (no_memory and self._full_ns >= since_ns)
+        if NOT_COPIED.search(text):
+            return any(function in COPYING for function, *_ in self._planted)
+        if NO_MEMORY.search(text):
+            return self._full_ns >= since_ns or any(function == "cuMemAlloc_v2" for function, *_ in self._planted)
+        if found := BROKEN_KERNEL.search(text):
+            return found[0] in self._broken
+        return False
+
+    @property
+    def is_moody(self) -> bool:
+        """Whether anything has been made to fail."""
+        return bool(self._planted) or self._full_ns >= 0
+
+    def note_memory(self) -> None:
+        """Check the figures of the pools.
+
+        Raises:
+            Violation: they do not agree.
+        """
+        for name, usage in self.gpus.usage().items():
+            used, held, limit, peak = (usage[key] for key in ("used", "held", "limit", "peak"))
+            if not (0 <= used <= held <= limit and used <= peak <= limit):
+                raise Violation(f"memory '{name}': {usage}")
+
+    def open(self, regions: Regions, name: str, fd: int, size: int, device: int, *, trusted: bool) -> bool:
+        """Register memory of a client, which is this file, on a device; false: a call of the driver was to fail."""
         self.use()
         handle = self._handle(fd, size, device)
         closers = self.closers()
-        add_cuda(regions, SHARED, name, handle, device, size, trusted=trusted)
-        self.opened += 1
-        self._world.admit(self.closers() - closers)
+        try:
+            add_cuda(regions, SHARED, name, handle, device, size, trusted=trusted)
+            self.opened += 1
+        except CudaError as error:
+            if not self.explains(str(error), self._world.now()):
+                raise Violation(f"{error}; the driver: {self.stub.violations()}") from error
+            return False
+        finally:
+            self._world.admit(self.closers() - closers)
+        return True
 
     def _handle(self, fd: int, size: int, device: int) -> bytes:
         """A new handle of a file that stands for memory of a device."""
@@ -100,8 +216,14 @@ class Graphics:
         Raises:
             Violation: something was.
         """
+        self.stub.forgive()
+        self.stub.set(full=0)
         if not self._used:
             return
+        self.stub.forget_kernels()
+        self.gpus.trim()
+        if kept := {name: usage for name, usage in self.gpus.usage().items() if usage["used"] or usage["held"]}:
+            raise Violation(f"memory is left in use: {kept}")
         if found := self.stub.leftovers():
             raise Violation(f"the driver: {found}")
         if self.stub.current_context() is not None:

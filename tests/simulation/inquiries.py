@@ -225,6 +225,8 @@ class Inquiry:
         simulation = self._simulation
         if simulation.demand.may_refuse(STEPS[kind.name], self._begun_ns, text):
             return True
+        if simulation.graphics.explains(text, self._begun_ns):
+            return True
         expires = any(level.timeout_us for level in kind.queue.levels)
         return bool(simulation.service_limit) or kind.bounded or expires or simulation.may_lose_workers(kind)
 

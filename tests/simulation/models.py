@@ -13,7 +13,6 @@ from inferd._native.gpu.instance import GpuLoop
 from inferd._native.memory.arena import ArenaHandle
 from inferd._native.request.lane import LaneHandle
 from inferd.backends.api import Backend, Instance, InstanceSpec, Model, ModelSource, ModelSpec
-from inferd.backends.identity import IdentityGpuInstance
 from inferd.backends.python._link import TeamHandle
 from inferd.server.engine.models.version import LoadedVersion
 from tests.simulation.gpus import Graphics
@@ -26,6 +25,7 @@ from tests.simulation.instances import (
     SimulatedInstance,
     TextInstance,
 )
+from tests.simulation.kernels import KernelInstance, Make
 from tests.simulation.kind import Kind
 from tests.simulation.processes import Town, WorkerInstance
 from tests.simulation.world import MS, World
@@ -46,6 +46,8 @@ class SimulatedBackend(Backend):
         self.world = world
         self.salt = random.random()
         self.late = False  # instances get their threads with the first request
+        self.make: Make | None = None  # what it does on GPUs
+        self.graphics: Graphics
         self.lane: LaneHandle  # of its version
         self.executions = executions
         self.town = town
@@ -78,7 +80,9 @@ class SimulatedModel(Model):
             backend.workers.append(worker)
             return worker
         if backend.kind.style == "gpu":
-            return IdentityGpuInstance(self.spec, spec)
+            assert backend.make is not None
+            random = Random(f"{backend.salt} {spec.name}")
+            return KernelInstance(backend.graphics, backend.make, spec, random)
         if backend.kind.style.startswith("native"):
             return NativeSimulated(backend)
         if backend.kind.sequential:
@@ -110,6 +114,8 @@ class InstanceThread(threading.Thread):
         """Begin, and return when the instance is made: what several take of a device they take in one order."""
         if not self.late:
             _, runner, ready = self._arguments
+            made = [runner]
+            ready.add_done_callback(lambda ready: self._is_made(made, ready))
             closers = self.graphics.closers()
             super().start()
             if ready.exception() is None:
@@ -131,7 +137,18 @@ class InstanceThread(threading.Thread):
             return 1 + self.graphics.closers() - closers  # for what is completed
         return 0
 
+    def _is_made(self, made: list[Any], ready: Any) -> None:
+        """On this thread: the instance is there, or cannot be made, and then the thread ends."""
+        runner = made.pop()  # the future keeps what it has called
+        if ready.exception() is None:
+            self.world.stay_out(0)
+        if isinstance(runner.instance, KernelInstance):
+            runner.instance.serves()
+
     def run(self) -> None:
+        if not self.late:
+            self.world.stay_out(1)
+            self.graphics.stub.run_all(runs=True)
         try:
             super().run()
         finally:

@@ -39,6 +39,7 @@ from inferd.server.engine.pbtxt.source import Source
 from inferd.server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
 from inferd.server.errors import ConfigError, ServerError
 from inferd_client.pb import model_config_pb2
+from tests.simulation.kernels import Make, draw_make
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.models import SimulatedBackend, Version, prefix_of
 from tests.simulation.wire import Violation
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 US = 1000
 MS = 1000 * US
 DEEDS = 40  # of the operator in a usual simulation, at most
+DISTURBS = 0.3  # how often one of them is that something fails on a GPU
 OF_CROWD = 1000  # calls of a crowd, for which there is one deed more
 STOPS = ("the server is stopping", "the server stops before the load has ended")
 EARLY = (0.0, 0.01, 1.0, 40.0)  # seconds for calls, when a server ends that clients still ask
@@ -78,6 +80,7 @@ class Box:
         count: of instances.
         drain_seconds: that sequences may go on when it is replaced.
         late: its instances get threads with the first request.
+        make: what they do on GPUs.
     """
 
     kind: Kind
@@ -86,6 +89,7 @@ class Box:
     count: int
     drain_seconds: int
     late: bool
+    make: Make | None = None
 
     @property
     def folder(self) -> ModelFolder:
@@ -123,7 +127,10 @@ class Shelf:
         else:
             generation, revision = (old.generation + 1, old.revision) if old is not None else (0, 0)
             late = kind.may_be_late and random.random() < self._simulation.late
-            box = Box(kind, generation, revision, count, random.choice((0, 1, 1, 3)), late)
+            make = None
+            if kind.style == "gpu":
+                make = draw_make(Random(f"{self._simulation.outcome.seed} {kind.name} {generation}"), kind)
+            box = Box(kind, generation, revision, count, random.choice((0, 1, 1, 3)), late, make)
         self._boxes[kind.name] = self._known[kind.name, box.generation, box.revision] = box
 
     def take(self, name: str) -> None:
@@ -225,6 +232,10 @@ class Shop:
             kind, simulation.world, self._random, simulation.executions, simulation.town, prefix=prefix
         )
         backend.late, backend.generation = box.late, box.generation
+        backend.make, backend.graphics = box.make, simulation.graphics
+        if box.make is not None:
+            spec = box.make.applied(spec)
+            simulation.tell("operator", f"has {box.make} for '{kind.name}'")
         config = model_config_pb2.ModelConfig(name=kind.name, max_batch_size=kind.rows)
         config.parameters["generation"].string_value = str(box.generation)  # the fingerprint has it
         self.generations[prefix] = kind.name, box.generation
@@ -515,6 +526,12 @@ class Operator:
         if not simulation.is_asked() or self._deeds >= most:
             return
         simulation.rights.change()
+        if simulation.disturbs and random.random() < DISTURBS:
+            simulation.tell("operator", simulation.graphics.disturb())
+        if simulation.has_lodgers:
+            for _ in range(random.choice((1, 3, 10))):
+                simulation.tell("lodger", simulation.lodgers.act())
+            simulation.registrar.act()
         self._deed(random.choice(sorted(simulation.kinds)))
         simulation.later(random.choice((200 * US, 2 * MS, 20 * MS)), self._act)
 
@@ -583,13 +600,15 @@ class Operator:
         except ServerError as error:
             text = str(error)
             self._simulation.tell("operator", f"hears of the {what} of '{name}': {text}")
-            lacks_step = LACKS_STEP in text and (self._is_moody or self._lacks(text, began_ns))
+            is_moody = self._is_moody or self._simulation.graphics.is_moody
+            lacks_step = LACKS_STEP in text and (is_moody or self._lacks(text, began_ns))
             known = (
                 (self.is_stopping and any(stops in text for stops in STOPS))
                 or HALTED in text
                 or UNREACHABLE in text
                 or BROKEN in text
             )
+            known = known or self._simulation.graphics.explains(text, began_ns)
             known = known or (NO_ROOM in text and self._simulation.demand.lacks_room(STEPS[name]))
             if not (known or lacks_step or self._simulation.is_faulty):
                 raise Violation(f"the {what} of '{name}': {text}") from error
@@ -646,7 +665,7 @@ class Operator:
             Violation: a version is of files that have been replaced.
         """
         simulation = self._simulation
-        if self._is_moody or simulation.is_faulty:
+        if self._is_moody or simulation.is_faulty or simulation.graphics.is_moody:
             return
         for name, version in simulation.versions.items():
             generation = simulation.shelf.generation_of(name)

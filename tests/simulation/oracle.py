@@ -426,6 +426,8 @@ class Oracle:
         is_failure = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
         if simulation.is_faulty and is_failure and simulation.bounds.names_fault(call, text):
             return True
+        if simulation.graphics.explains(unquote(text), call.opened_ns):
+            return status in (INTERNAL, INVALID) or (status == UNAVAILABLE and simulation.demand.on)
         if status == RESET + ENHANCE_YOUR_CALM:
             return self._may_evict(call)
         return status == EXHAUSTED and simulation.bounds.holds_too_much(text)

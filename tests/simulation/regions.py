@@ -43,12 +43,14 @@ class Region:
         os.ftruncate(self.fd, SIZE)
         self.device = self._draw_device()
         simulation = client.simulation
+        if self.device >= 0 and not simulation.graphics.open(
+            simulation.regions, self.name, self.fd, SIZE, self.device, trusted=trusted
+        ):
+            self.device = -1
         if self.device < 0:
             simulation.regions.add_system(
                 SHARED, self.name, "/" + self.name, self.fd, 0, SIZE, trusted=trusted, writable=True
             )
-        else:
-            simulation.graphics.open(simulation.regions, self.name, self.fd, SIZE, self.device, trusted=trusted)
         place = f"on device {self.device}, " if self.device >= 0 else ""
         client.tell(f"registers {self.name}, {place}which is {'' if trusted else 'not '}trusted")
 

@@ -33,11 +33,13 @@ from tests.simulation.hostile import Hostile
 from tests.simulation.inspection import list_regions, read_metrics
 from tests.simulation.kind import Kind
 from tests.simulation.kinds import CHOSEN, KINDS, MADE, STEPS, kinds_with_steps
+from tests.simulation.lodgers import Lodgers
 from tests.simulation.models import Executions, Version, threads_of
 from tests.simulation.operator import Operator, Shelf, Shop, forget_shop, make_engine
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import Town
 from tests.simulation.questions import Questions
+from tests.simulation.registrar import Registrar
 from tests.simulation.remote import Remote, forget_remote
 from tests.simulation.rights import Rights
 from tests.simulation.secure import Intruder, Secure
@@ -200,8 +202,13 @@ class Simulation:
         self.outcome.models = tuple(self.kinds)
         self.unforeseen = Unforeseen.of_server()
         hook(world)
-        self.graphics = Graphics(world)
+        self.graphics = Graphics(world, Random(f"{seed} graphics"), self.unforeseen.told)
         engine_instances.threading = threads_of(world, self._refuses_thread, self.graphics)  # type: ignore[assignment]
+        has_gpus = any(kind.style == "gpu" for kind in self.known.values())
+        self.disturbs = self.has("disturbed GPUs", 0.5, when=scale.operator and scale.errors and has_gpus)
+        self.has_lodgers = self.has("lodgers", 0.3, when=scale.operator)
+        self.lodgers = Lodgers(self)
+        self.registrar = Registrar(self)
         self.executions = Executions(self.tell, world, resources, is_faulty=self.is_faulty)
         self.stops_early = self.has("stops early", 0.15, when=scale.operator and not scale.crowd)
         self.ages = self.has("ages", 0.25, when=scale.operator)  # connections are ended when they are old
@@ -482,6 +489,8 @@ class Simulation:
         if left := self.world.alive() - self.graphics.closers():
             raise Violation(f"{left} threads never end")
         self.regions.close()
+        self.lodgers.end()
+        self.registrar.end()
         self.graphics.check()
         self.traces.end()
         self.oracle.end()

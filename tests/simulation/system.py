@@ -6,6 +6,7 @@ The counterpart of the hooks in `world.c`: the modules are those that are shippe
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import inferd._native.transport.io_thread
 import inferd._native.transport.thread_pool
 import inferd.server.engine.housekeeping.threads as engine_threads
+from inferd._native.cuda.driver import CudaError
 from inferd.server.engine.loading.demand import Demand
 from tests.simulation.world import NEVER, World, WorldThread
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 REAL_SECONDS = 1_700_000_000  # when the world began, on the calendar; see `world.c`
+MARKED = re.compile(r"error ([0-9a-f]{8}): (.*)")
 CLOCKS = ("inferd.server.", "inferd.backends.")
 
 
@@ -105,11 +108,16 @@ class Servant(WorldThread):
 
 
 class Unforeseen(logging.Handler):
-    """Keeps the first exception that the server has logged with its traceback: nobody has foreseen it."""
+    """Keeps the first exception that the server has logged with its traceback: nobody has foreseen it.
+
+    Attributes:
+        told: the causes of errors of which clients get only the mark, by this mark.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.first = ""
+        self.told: dict[str, str] = {}
 
     @classmethod
     def of_server(cls) -> Unforeseen:
@@ -121,7 +129,11 @@ class Unforeseen(logging.Handler):
         return heard
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] is not None and not self.first:
+        if found := MARKED.search(record.getMessage()):
+            self.told[found[1]] = found[2]
+        # what the driver refuses is said to whoever has asked, too, and judged there
+        is_drivers = record.exc_info is not None and isinstance(record.exc_info[1], CudaError)
+        if record.exc_info and record.exc_info[1] is not None and not self.first and not is_drivers:
             self.first = f"{record.getMessage()}: {record.exc_info[1]!r}"
 
 

@@ -44,19 +44,19 @@ FIELDS = {
 }
 
 ELSEWHERE = {
-    "InstanceSpec.device": "the driver of the tests has one device",
+    "InstanceSpec.device": "kernels.py draws them for each version",
     "InstanceSpec.host_policy": "processors and memory nodes are not of the world",
     "InstanceSpec.passive": "an instance that gets nothing",
     "InstanceSpec.profiles": "of TensorRT",
     "ModelSpec.cpu_accelerators": "of frameworks",
     "ModelSpec.default_model_filename": "models are made without files",
-    "ModelSpec.gpu": "graphs and priorities of streams do not change who runs when",
+    "ModelSpec.gpu": "kernels.py draws it for each version",
     "ModelSpec.gpu_accelerators": "of frameworks",
     "ModelSpec.graph_level": "of frameworks",
     "ModelSpec.model_filenames": "models are made without files",
     "ModelSpec.parameters": "of backends",
     "ModelSpec.runtime": "of frameworks",
-    "ModelSpec.warmup": "it is over before an instance joins the world",
+    "ModelSpec.warmup": "kernels.py draws it for each version on GPUs",
     "ResourceSpec.is_global": "there is one device",
     "SequenceSpec.drain_seconds": "the operator of the world says when a version ends",
     "StepSpec.optional": "models have one input",

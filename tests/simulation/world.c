@@ -18,6 +18,7 @@ says, and the other ends belong to the simulation. */
 #include <dlfcn.h>
 #include <elf.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <link.h>
 #include <malloc.h>
 #include <poll.h>
@@ -43,7 +44,7 @@ says, and the other ends belong to the simulation. */
 
 #define NEVER INT64_MAX
 #define THREADS 512
-#define TIMERS 16
+#define TIMERS 64
 #define SPINS 50 /* waits in a row for a time that has passed, which none may make */
 #define HELD 4096
 #define LINE 64
@@ -129,6 +130,7 @@ static int held_count;
 
 static __thread struct member *self;
 static __thread int named;
+static __thread int stays_out; /* for now it joins no world, whatever it does */
 static __thread char own_name[16];
 
 static int (*holds_gil)(void);
@@ -187,6 +189,9 @@ static void join_world(void) {
     pthread_mutex_unlock(&guard);
     await_turn(self);
 }
+
+/* whether this thread has to be of the world, for what it is about to do */
+static int joins(void) { return self == NULL && named && !stays_out && !holds_gil(); }
 
 static int is_io(const struct member *member) { return strncmp(member->name, IO, sizeof IO - 1) == 0; }
 
@@ -344,7 +349,7 @@ static int sim_trylock(pthread_mutex_t *mutex) {
         else if (front[1] == NULL) front[1] = mutex;
         else abort();
     }
-    if (self == NULL && named && !holds_gil()) join_world();
+    if (joins()) join_world();
     if (self == NULL && !is_main()) return pthread_mutex_trylock(mutex);
     if ((self != NULL ? self->fronts : main_fronts) == 0) maybe_yield_anyway();
     if (is_held(mutex)) return EBUSY;
@@ -354,7 +359,7 @@ static int sim_trylock(pthread_mutex_t *mutex) {
 }
 
 static int sim_lock(pthread_mutex_t *mutex) {
-    if (self == NULL && named && !holds_gil()) join_world();
+    if (joins()) join_world();
     maybe_yield();
     if (self == NULL && !is_main()) return pthread_mutex_lock(mutex);
     take(mutex);
@@ -517,7 +522,7 @@ static int sim_timerfd_create(int clock, int flags) {
     (void)flags;
     int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     int i;
-    for (i = 0; i < timer_count && timers[i].fd != fd; i++) {}
+    for (i = 0; i < timer_count && timers[i].fd != fd && fcntl(timers[i].fd, F_GETFD) >= 0; i++) {} /* or a closed one */
     if (i == TIMERS) abort();
     if (i == timer_count) timer_count++;
     timers[i].fd = fd;
@@ -728,7 +733,7 @@ static int sim_epoll_wait(int poll_fd, struct epoll_event *events, int most, int
     int count, place;
     struct epoll_event own = {.events = EPOLLIN};
     int64_t due_ns = timeout < 0 ? NEVER : now + (int64_t)timeout * 1000000;
-    if (self == NULL && named && !holds_gil()) join_world();
+    if (joins()) join_world();
     if (self == NULL || !is_io(self) || self->fronts || self->held) {
         if (timeout != 0 && self != NULL) complain("thread %s waits for descriptors with a lock", self->name);
         return epoll_wait(poll_fd, events, most, timeout);
@@ -1653,6 +1658,9 @@ void world_join(const char *name) {
     snprintf(own_name, sizeof own_name, "%s", name);
     join_world();
 }
+
+/* On a thread that is to join: not yet, for another one waits for what it does now, and lets nobody run meanwhile. */
+void world_stay_out(int stays) { stays_out = stays; }
 
 /* On a thread that has joined: it has done everything. It is of the world until it has ended, since what it lets go of
    on its way is what others may take. */

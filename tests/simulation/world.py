@@ -83,6 +83,7 @@ class World:
         self.sleep = lib.world_sleep
         self.wait = lib.world_wait
         self.leave = lib.world_leave
+        self.stay_out = quick.world_stay_out
         self.now = quick.world_now
         self.next = quick.world_next
         self.runnable = quick.world_runnable

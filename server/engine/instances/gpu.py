@@ -105,8 +105,11 @@ class Gpus:
                 self._pools[ordinal] = DevicePool(gpu, self._policy.pool_sizes.get(ordinal, DEVICE_POOL_SIZE))
             return self._pools[ordinal]
 
-    def _all(self) -> dict[str, DevicePool | PageLocked]:
-        """The pools, by name. They have locks of their own, so no caller waits here for a driver that frees slowly."""
+    def pools(self) -> dict[str, DevicePool | PageLocked]:
+        """The pools in use, by name: "gpu 0" and "page-locked 0" by device and by node.
+
+        They have locks of their own, so no caller waits here for a driver that frees slowly.
+        """
         with self._lock:
             return {
                 **{f"gpu {ordinal}": pool for ordinal, pool in self._pools.items()},
@@ -115,8 +118,8 @@ class Gpus:
 
     def trim(self) -> int:
         """Give unused memory back to the driver; returns the number of its bytes."""
-        return sum(pool.trim() for pool in self._all().values())
+        return sum(pool.trim() for pool in self.pools().values())
 
     def usage(self) -> dict[str, dict[str, int]]:
-        """The pools in use, as `Memory.usage` says; "gpu 0" and "page-locked 0" by device and by node."""
-        return {name: pool.usage() for name, pool in self._all().items()}
+        """The pools in use, as `Memory.usage` says."""
+        return {name: pool.usage() for name, pool in self.pools().items()}

@@ -423,7 +423,7 @@ class Instances:
     def _capture(self, loop: GpuLoop, spec: InstanceSpec) -> None:
         try:
             loop.capture(self._spec.gpu.graphs)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, MemoryError) as error:
             raise BackendError(f"instance {spec.name}: no CUDA graphs: {error}") from error
 
     @staticmethod
