@@ -4,6 +4,7 @@ have no threads; the main thread runs what they were given, one operation at a t
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import struct
@@ -221,6 +222,7 @@ class Graphics:
         if not self._used:
             return
         self.stub.forget_kernels()
+        gc.collect()  # the error of a load that has failed keeps what was made, in a cycle
         self.gpus.trim()
         if kept := {name: usage for name, usage in self.gpus.usage().items() if usage["used"] or usage["held"]}:
             raise Violation(f"memory is left in use: {kept}")

@@ -113,6 +113,7 @@ class SimulatedInstance(Instance):
         self.stopped = False
         self.was_stopped = False  # when its last batch ended
         self.alone = 0  # requests of a batch that has failed, which are to be executed alone
+        self.again = False  # its last batch is one of these: the server looks at all of that batch when it stops one
 
     @property
     def writes_inputs(self) -> bool:  # type: ignore[override]
@@ -143,7 +144,8 @@ class SimulatedInstance(Instance):
     def must_stop(self, by_ns: int) -> bool:
         """Whether nobody waits for what it executes, as was known then, and it was not told so."""
         left = self.backend.executions.left_ns
-        return self.kind.sequence is None and not self.stopped and all(left.get(n, by_ns) < by_ns for n in self.numbers)
+        is_once = self.kind.sequence is None and not self.again
+        return is_once and not self.stopped and all(left.get(n, by_ns) < by_ns for n in self.numbers)
 
     def execute(self, batch: Batch) -> None:
         executions = self.backend.executions
@@ -196,7 +198,7 @@ class SimulatedInstance(Instance):
         if self.kind.batching is None and self.kind.sequence is None and batch.request_count != 1:
             executions.complain(f"a batch of {batch.request_count} requests for model '{name}', which does not batch")
         executions.log(self.name, f"executes {numbers}")
-        is_again = self.alone > 0
+        is_again = self.again = self.alone > 0
         if is_again and batch.request_count != 1 and not executions.is_faulty:
             self.complain(f"executes {numbers}, where {self.alone} requests of a batch that failed are to be executed")
         self.alone -= is_again

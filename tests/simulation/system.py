@@ -132,9 +132,9 @@ class Unforeseen(logging.Handler):
         if found := MARKED.search(record.getMessage()):
             self.told[found[1]] = found[2]
         # what the driver refuses is said to whoever has asked, too, and judged there
-        is_drivers = record.exc_info is not None and isinstance(record.exc_info[1], CudaError)
-        if record.exc_info and record.exc_info[1] is not None and not self.first and not is_drivers:
-            self.first = f"{record.getMessage()}: {record.exc_info[1]!r}"
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not self.first and not isinstance(error, CudaError):
+            self.first = f"{record.getMessage()}: {error!r}"
 
 
 def hook(world: World) -> None:

@@ -423,8 +423,14 @@ class Instances:
     def _capture(self, loop: GpuLoop, spec: InstanceSpec) -> None:
         try:
             loop.capture(self._spec.gpu.graphs)
-        except (ValueError, RuntimeError, MemoryError) as error:
+            return
+        except (ValueError, RuntimeError) as error:
             raise BackendError(f"instance {spec.name}: no CUDA graphs: {error}") from error
+        except MemoryError as error:
+            if not (refusal := str(error)):
+                raise
+        # not with that as the cause: the device has no memory, and the server may have enough
+        raise BackendError(f"instance {spec.name}: no CUDA graphs: {refusal}")
 
     @staticmethod
     def _serve(runner: _Runner) -> None:
