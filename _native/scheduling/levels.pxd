@@ -107,7 +107,7 @@ cdef inline int64_t time_allowed(const Level *level, const Request *request) noe
 
 cdef inline void set_limit(const Level *level, Request *request) noexcept nogil:
     cdef int64_t allowed = time_allowed(level, request)
-    if allowed:
+    if allowed and not request.is_warmup:  # a model that is cold may take any time
         request.expires_ns = request.terms.executable_ns + allowed
         request.yields = level.yields
 

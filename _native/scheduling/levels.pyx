@@ -31,9 +31,9 @@ cdef int levels_init(Levels *self, object spec) except -1:
     self.count = 0
     self.rows = 0
     self.level_count = len(spec.levels)
-    self.default_level = spec.default_level - 1
-    if self.default_level >= self.level_count:
+    if not 1 <= spec.default_level <= self.level_count:
         raise ValueError(f"default priority level {spec.default_level}, expected 1 to {self.level_count}")
+    self.default_level = spec.default_level - 1
     self.levels = <Level *>calloc(self.level_count, sizeof(Level))
     self.segments = <Segment *>calloc(2 * self.level_count, sizeof(Segment))
     if self.levels == NULL or self.segments == NULL:

@@ -63,10 +63,13 @@ cdef enum:
     LARGEST = 0x7fffffff     # bytes of zeros; larger ones are refused as out of memory
 
 
-cdef Block *zeros_new(const Signature *signature, uint32_t input, int64_t rows, OutputData *out) noexcept nogil:
-    # The output for an optional input that was left out: zeros, or empty strings, in its configured shape, with 1 for a
-    # variable dimension. Sets size and shape of `out`; NULL: no memory.
+cdef Block *zeros_new(const Signature *signature, uint32_t input, int64_t rows, bint of_model,
+                      OutputData *out) noexcept nogil:
+    # The output for an optional input that was left out: zeros, or empty strings, in its configured shape, or in that
+    # of the model where `reshape` has another one, with 1 for a variable dimension. Sets size and shape of `out`; NULL:
+    # no memory.
     cdef const TensorSignature *tensor = &signature.inputs[input]
+    cdef const int64_t *dims = <const int64_t *>tensor.dims
     cdef size_t size = datatype_size(tensor.datatype)
     cdef uint32_t batch = signature.max_batch_size > 0
     cdef Block *block
@@ -74,10 +77,13 @@ cdef Block *zeros_new(const Signature *signature, uint32_t input, int64_t rows, 
     if size == 0:
         size = BYTES_HEADER
     out.rank = tensor.rank + batch
+    if of_model and tensor.reshaped:
+        dims = <const int64_t *>tensor.model_dims
+        out.rank = tensor.model_rank + batch
     if batch:
         out.shape[0] = rows
-    for i in range(tensor.rank):
-        out.shape[batch + i] = max(1, tensor.dims[i])
+    for i in range(out.rank - batch):
+        out.shape[batch + i] = max(1, dims[i])
     for i in range(out.rank):
         if size > LARGEST // <size_t>out.shape[i]:
             return NULL
@@ -99,7 +105,7 @@ cdef void answer(Request *request, uint32_t output) noexcept nogil:
     out.block = NULL
     if not given.present:
         out.datatype = request.signature.outputs[output].datatype
-        out.block = zeros_new(request.signature, output, request.rows, out)
+        out.block = zeros_new(request.signature, output, request.rows, False, out)
         if out.block == NULL:
             request_fail(request, STATUS_RESOURCE_EXHAUSTED, NULL)
         else:
@@ -154,7 +160,7 @@ cdef void execute_gathered(NativeBatch *batch, void *context) noexcept nogil:
         if not batch_wants(batch, output):
             continue
         if not given.present:
-            block = zeros_new(batch.signature, output, batch.rows, &zeros)
+            block = zeros_new(batch.signature, output, batch.rows, True, &zeros)
             if block == NULL:
                 batch_fail(batch, NULL)
                 return
@@ -179,7 +185,7 @@ cdef bint answer_part(Response *response, int64_t part) noexcept nogil:
             continue
         if not given.present:
             out.datatype = request.signature.outputs[output].datatype
-            out.block = zeros_new(request.signature, output, 1, out)
+            out.block = zeros_new(request.signature, output, 1, False, out)
             if out.block == NULL:
                 return False
             out.data = out.block.data

@@ -97,6 +97,33 @@ async def test_an_optional_input_that_is_left_out_is_answered_with_zeros(tmp_pat
     assert contents["y"] == np.arange(6, dtype=np.int32).tobytes()
 
 
+RESHAPED = """
+backend: "identity"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_INT32 dims: [ 2 ] }
+input { name: "extra" data_type: TYPE_FP32 dims: [ -1, 2 ] reshape { shape: [ 2, -1 ] } optional: true }
+input { name: "square" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 2 ] } optional: true }
+output { name: "y" data_type: TYPE_INT32 dims: [ 2 ] }
+output { name: "more" data_type: TYPE_FP32 dims: [ -1, 2 ] reshape { shape: [ 2, -1 ] } }
+output { name: "flat" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 2 ] } }
+"""
+
+
+@pytest.mark.parametrize("gather", ["false", "true"])
+async def test_zeros_for_an_input_that_is_left_out_have_the_shape_that_clients_see(tmp_path, gather):
+    """With `gather`, a reshaped output once had another shape than its bytes, or none that fitted."""
+    config = f'{RESHAPED} parameters {{ key: "gather" value {{ string_value: "{gather}" }} }}'
+    async with serving(tmp_path, m=config) as engine:
+        answer = await infer(engine, request(x=np.arange(6, dtype=np.int32).reshape(3, 2)))
+    assert answer.status == 0, answer.text
+    found = {
+        tensor.name: (list(tensor.shape), data)
+        for tensor, data in zip(answer.response.outputs, answer.response.raw_output_contents, strict=True)
+    }
+    assert found["more"] == ([3, 1, 2], bytes(24))
+    assert found["flat"] == ([3, 4], bytes(48))
+
+
 DECOUPLED = """
 backend: "identity"
 input [

@@ -181,6 +181,18 @@ async def test_an_ensemble_is_warmed_through_its_steps(tmp_path):
         assert (await infer(engine, request("e", x=row(4)))).array().tolist() == [[4]]
 
 
+HURRIED = "default_queue_policy { default_timeout_microseconds: 1 }"
+
+
+async def test_no_timeout_of_a_queue_ends_the_warm_up_of_an_ensemble(tmp_path):
+    """What is cold may take long: the samples of an ensemble wait for its steps, however long that takes."""
+    seen = Seen()
+    step = CONFIG.replace("dynamic_batching { }", f"dynamic_batching {{ {HURRIED} }}")
+    async with serving(tmp_path, {"m": seen}, m=step, e=ENSEMBLE) as engine:
+        assert sum(len(batch) for batch in seen.batches) == 2 * 2 * 3
+        assert engine.problems == {}
+
+
 async def test_an_ensemble_whose_sample_fails_is_not_served(tmp_path):
     problem = await problem_of(tmp_path, fail, m=CONFIG, e=ENSEMBLE)
     assert problem == "failed to load 'e' version 1: failed to run warmup sample 'through': in ensemble 'e', cold"
