@@ -23,7 +23,7 @@ from tests.simulation.secure import HANDSHAKE
 from tests.simulation.sockets import BROKEN, OPEN, End
 from tests.simulation.talks import LONGEST, Talk, open_talk
 from tests.simulation.wire import Stream, Violation, Wire, framed
-from tests.simulation.wording import reword, serialized, spoil
+from tests.simulation.wording import agree, reword, serialized, spoil
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -262,6 +262,11 @@ class Client:
         self.region: Region | None = None
         self.regions = 0  # that it has had
         self.packs = self.random.random() < simulation.packing
+        packing = Random(f"{simulation.outcome.seed} client {number} packing")
+        self.packing = packing.choice(("gzip", "gzip", "deflate")) if self.packs else ""
+        self.accepted = packing.choice(
+            (self.packing, "gzip,deflate", "identity, deflate , gzip", "br,identity", "deflate")
+        )
         self.pause_ns = temper.pause_ns * simulation.pace
         self.sequences: list[Sequence] = []
         self.name = f"client {number}"
@@ -488,7 +493,7 @@ class Client:
 
     def headers(self, deadline_ns: int, *, steady: bool = False) -> tuple[tuple[str, str], ...]:
         """The headers of a call with this deadline; negative for none. With `steady` the identity never changes."""
-        packing = (("grpc-encoding", "gzip"), ("grpc-accept-encoding", "gzip")) if self.packs else ()
+        packing = (("grpc-encoding", self.packing), ("grpc-accept-encoding", self.accepted)) if self.packs else ()
         timeout = (("grpc-timeout", grpc_timeout(deadline_ns)),) if deadline_ns >= 0 else ()
         simulation, random = self.simulation, self.random
         shown = (*simulation.rights.headers(self.number, random, steady=steady), *simulation.forwarding.headers(random))
@@ -507,7 +512,8 @@ class Client:
         else:
             data = serialized(self.random, message)
         call.size = len(data)
-        stream.body += framed(data, packed=self.packs)
+        agree(data)
+        stream.body += framed(data, packed=self.packing)
         self.calls[stream.number] = call
         self.unsent.append(call)
         self.tell(f"calls {kind.name} as {call.number}: {call.said}")

@@ -532,6 +532,7 @@ class Operator:
             for _ in range(random.choice((1, 3, 10))):
                 simulation.tell("lodger", simulation.lodgers.act())
             simulation.registrar.act()
+        simulation.library.visit()
         self._deed(random.choice(sorted(simulation.kinds)))
         simulation.later(random.choice((200 * US, 2 * MS, 20 * MS)), self._act)
 

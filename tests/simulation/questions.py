@@ -31,7 +31,7 @@ SHARE = 0.5  # of simulations in which clients ask such questions
 HEALTH = "/grpc.health.v1.Health/"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 NAMES = (SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
-OK, INVALID, NOT_FOUND, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 3, 5, 12, 13, 14
+OK, INVALID, NOT_FOUND, EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 3, 5, 8, 12, 13, 14
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 POLLED = "explicit model load / unload is not allowed if polling is enabled"
@@ -59,6 +59,7 @@ class Asked:
         goes_on: it goes on until the client leaves.
         headers: beside those of every call.
         head_is_wrong: it is refused before anybody looks who asks.
+        body: bytes that are sent behind the messages.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Asked:
         goes_on: bool = False,
         headers: tuple[tuple[str, str], ...] = (),
         head_is_wrong: bool = False,
+        body: bytes = b"",
     ) -> None:
         self.path = method if method.startswith("/") else f"/{SERVICE}/{method}"
         self.messages = messages
@@ -82,6 +84,7 @@ class Asked:
         self.goes_on = goes_on
         self.headers = headers
         self.head_is_wrong = head_is_wrong
+        self.body = body
 
 
 class Question:
@@ -126,7 +129,7 @@ class Question:
         while (message := take_message(self.stream.data)) is not None:
             self.answers += 1
             if self.asked.answers is None:
-                raise Violation(f"{self}: it is answered, and has to be refused")
+                raise Violation(f"{self}: it is answered, and has to be refused: {self.asked.refused}")
             if self.answers > 1 and not self.asked.goes_on:
                 raise Violation(f"{self}: {self.answers} answers")
             self.client.simulation.rights.check_question(self)
@@ -203,14 +206,15 @@ class Questions:
         if asked.head_is_wrong:
             deadline = -1
         shown = client.headers(deadline)
-        if any(name == "grpc-timeout" for name, _ in asked.headers):
-            shown = tuple(pair for pair in shown if pair[0] != "grpc-timeout")
+        own = {name for name, _ in asked.headers} | ({"grpc-encoding"} if asked.body else set())
+        shown = tuple(pair for pair in shown if pair[0] not in own)
         headers = (*shown, *asked.headers)
         stream = client.wire.open(asked.path, headers, b"")
         question = Question(client, stream, asked, deadline, headers)
-        packed = client.packs and not asked.head_is_wrong
+        packing = "" if asked.head_is_wrong or asked.body else client.packing
         for message in asked.messages:
-            stream.body += framed(message, packed=packed)
+            stream.body += framed(message, packed=packing)
+        stream.body += asked.body
         client.talks[question.number] = question
         client.unsent.append(question)
         client.tell(f"asks {question}")
@@ -525,9 +529,12 @@ def wrong_load(simulation: Simulation, random: Random) -> Asked:
         message.parameters[what].bool_param = True
     elif what != "override":
         message.parameters[what].int64_param = 3
-    elif simulation.rights.on or simulation.operator.polls:  # no token has the right to overrides
+    elif simulation.operator.polls and not simulation.rights.on:
         message.parameters["config"].string_param = "{}"
-        status, text = 0, OVERRIDES if simulation.rights.on else POLLED
+        status, text = 0, POLLED
+    elif simulation.rights.refuses_overrides:  # no token has the right to them
+        message.parameters["config"].string_param = "{}"
+        status, text = 0, OVERRIDES
     else:
         message.parameters["config"].bool_param = True
         text = text.replace("override", "config")
@@ -552,7 +559,61 @@ def bad_timeout(_: Simulation, random: Random) -> Asked:
     return Asked("ServerLive", b"", refused=(INTERNAL, text), headers=headers, head_is_wrong=True)
 
 
+def bad_head(_: Simulation, random: Random) -> Asked:
+    """Refused for one of its headers, whatever its method."""
+    status = INTERNAL
+    what = random.randrange(5)
+    if what == 0:
+        text, header = "the HTTP method of a gRPC call must be POST", (":method", "GET")
+    elif what == 1:
+        kind = random.choice(("text/plain", "application/grpcs", "application/json"))
+        text, header = "the content-type of a gRPC call must begin with application/grpc", ("content-type", kind)
+    elif what == 2:
+        text, header = "a gRPC call must carry the header 'te: trailers'", ("te", "")  # not there
+    elif what == 3:
+        text, status = "the grpc-encoding of the request is not supported", UNIMPLEMENTED
+        header = ("grpc-encoding", random.choice(("br", "gzipp", "snappyyy")))
+    else:
+        text, status, header = "the request headers exceed 16384 bytes", EXHAUSTED, ("x-long", "l" * 16_080)
+    path = random.choice(("ServerLive", "ModelInfer", "ModelStreamInfer"))
+    return Asked(path, b"", refused=(status, text), headers=(header,), head_is_wrong=True)
+
+
+def other_kind(simulation: Simulation, random: Random) -> Asked:
+    """With other headers that mean the same."""
+    asked = live(simulation, random)
+    asked.headers = (
+        random.choice((("content-type", "application/grpc+proto"), ("content-type", "application/grpc;x"))),
+    )
+    return asked
+
+
+def bad_body(_: Simulation, random: Random) -> Asked:
+    """Refused for what its message is put into, before it is decoded."""
+    status, headers = INTERNAL, (("grpc-encoding", random.choice(("gzip", "deflate"))),)
+    packed = framed(bytes(500) + random.randbytes(500), packed=headers[0][1])
+    what = random.randrange(6)
+    text = "a request message could not be decompressed"
+    if what == 0:
+        text, body = "the first byte of a gRPC message must be 0 or 1", b"\2\0\0\0\1x"
+    elif what == 1:
+        headers = (("grpc-encoding", "identity"),)
+        text, body = "a message is marked as compressed but the call declares no grpc-encoding", b"\1\0\0\0\1x"
+    elif what == 2:
+        text, body = "the request ends in the middle of a message", framed(bytes(300))[: random.randrange(1, 300)]
+    elif what == 3:
+        cut = packed[5 : random.randrange(6, len(packed))]
+        body = b"\1" + len(cut).to_bytes(4, "big") + cut
+    elif what == 4:
+        body = packed[:20] + bytes(len(packed) - 20)
+    else:
+        body = b"\1" + (len(packed) - 2).to_bytes(4, "big") + packed[5:] + b"end"
+    path = random.choice(("ServerLive", "ModelInfer"))
+    return Asked(path, refused=(status, text), headers=headers, body=body)
+
+
 MAKERS = (
+    other_kind,
     live,
     ready,
     model_ready,
@@ -584,6 +645,10 @@ WRONG = (
     wrong_load,
     wrong_unload,
     bad_timeout,
+    bad_head,
+    bad_head,
+    bad_body,
+    bad_body,
 )
 
 

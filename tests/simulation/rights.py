@@ -21,11 +21,20 @@ if TYPE_CHECKING:
     from tests.simulation.talks import Talk
 
 SHARE = 0.12  # of simulations in which tokens are asked for
-PERMISSION_DENIED, UNAUTHENTICATED = 7, 16
+ADDRESSES = 0.12  # of simulations whose address has rules of its own
+NOT_SERVED = "{} calls are not served at this address"
+PERMISSION_DENIED, UNIMPLEMENTED, UNAUTHENTICATED = 7, 12, 16
 PATTERNS = ("*", "*", "*a*", "p*", "*e*", "?a*", "*s", "nobody")
 NO_MEMORY = ("", "out of memory")  # in place of a text
-TEXTS = ("calls need a token", "needs a token", "the token is not known", "the token does not allow")
+TEXTS = (
+    "This protocol is restricted, expecting header 'triton-key'",
+    "calls need a token",
+    "needs a token",
+    "the token is not known",
+    "the token does not allow",
+)
 HEADER = "authorization"
+KEY, SECRET = "triton-key", "open sesame"  # of Triton's restricted protocols
 WRONG = ("Bearer nothing", "Basic token 1", "Bearer ", "token 1", "bearer token 1x")
 
 
@@ -62,15 +71,40 @@ class Rights:
         self.on = simulation.has("rights", SHARE, when=simulation.scale.rights and not simulation.scale.crowd)
         self.access: Access | None = None
         self._changed_ns = 0
+        self._served, self._is_trusted = self._draw_address(Random(f"{simulation.outcome.seed} address"))
+        self._restricted: tuple[str, ...] = ()
         self._rights: dict[str, Right] = {}  # by token; "" for what anybody may do
         self._answered: dict[tuple[str, int], set[str]] = {}  # who has answers of models that reuse them
         if not self.on:
             return
-        self.access = Access(())
+        groups = random.choice(((), ("inference",), ("statistics", "health"), GROUPS[:6]))
+        self._restricted = groups if random.random() < 0.4 else ()
+        self.access = Access([(self._restricted, KEY, SECRET)] if self._restricted else ())
         self._set()
         simulation.service.guard(self.access.authorizer)
         self._is_apart = random.random() < 0.5
         simulation.service.set_callers_apart(sequences=random.random() < 0.5, responses=self._is_apart)
+
+    def _draw_address(self, random: Random) -> tuple[tuple[str, ...], bool]:
+        """The groups that the server's address serves, and whether its callers need no token."""
+        simulation = self._simulation
+        if not simulation.has("address", ADDRESSES, when=simulation.scale.rights and not simulation.scale.crowd):
+            return GROUPS, False
+        served = random.sample(GROUPS, random.randint(2, len(GROUPS)))
+        if random.random() < 0.9:
+            served.append("inference")
+        return tuple(group for group in GROUPS if group in served), random.random() < 0.4
+
+    @property
+    def refuses_overrides(self) -> bool:
+        """Whether nobody may load a model with a configuration."""
+        return self.on and not self._is_trusted
+
+    @property
+    def address_rules(self) -> str:
+        """What the server is told of its address."""
+        groups = f",groups={'+'.join(self._served)}" if self._served != GROUPS else ""
+        return groups + ",tokens=off" * self._is_trusted
 
     def install(self) -> None:
         """Check the native calls."""
@@ -109,7 +143,10 @@ class Rights:
         """The credentials that client `number` shows; always the same if `steady`, as callers of sequences are."""
         if not self.on:
             return ()
-        mine = ((HEADER, f"Bearer token {number % 6}"),)
+        mine: tuple[tuple[str, str], ...] = ((HEADER, f"Bearer token {number % 6}"),)
+        if self._restricted:
+            key = ((KEY, SECRET),)
+            mine += key if steady or random.random() < 0.9 else random.choice(((), key * 2, ((KEY, "other"),)))
         draw = random.random()
         if steady or draw > 0.15:
             return mine
@@ -117,7 +154,7 @@ class Rights:
             return ()
         if draw < 0.06:
             return ((HEADER, random.choice(WRONG)),)
-        return mine * 2 if draw < 0.08 else ((HEADER, f"Bearer token {random.randrange(6)}"),)
+        return mine[:1] + mine if draw < 0.08 else ((HEADER, f"Bearer token {random.randrange(6)}"),)
 
     @staticmethod
     def _token(headers: tuple[tuple[str, str], ...]) -> str | None:
@@ -134,37 +171,50 @@ class Rights:
 
     # -- judging
 
+    def _lacks_key(self, headers: tuple[tuple[str, str], ...], group: str) -> bool:
+        """Whether calls of this group need another key than these headers have."""
+        return group in self._restricted and [value for name, value in headers if name == KEY] != [SECRET]
+
     def may_refuse(self, call: Call | Refused | Talk, status: int, text: str, model: str | None) -> bool:
         """Whether a call may be refused so; of a stream the model is None.
 
         What the rules were when it was made is known; after a change it may be either.
         """
         is_told = any(part in text for part in TEXTS) or (text in NO_MEMORY and self._simulation.is_faulty)
-        if not self.on or not is_told:
+        if "inference" not in self._served:
+            return status == UNIMPLEMENTED and (NOT_SERVED.format("inference") in text or is_told)
+        if not self.on or not is_told or self._is_trusted:
             return False
         if status not in (PERMISSION_DENIED, UNAUTHENTICATED):
             return False
         right = self._right(call.headers)
         allows = "inference" in right.groups if model is None else right.allows(model) and not call.wrong
-        return not allows or self._changed_ns >= call.opened_ns
+        return not allows or self._lacks_key(call.headers, "inference") or self._changed_ns >= call.opened_ns
 
     def may_know(self, question: Question, model: str) -> bool | None:
         """Whether who asks this may be told of a model; None: it has changed meanwhile."""
-        if not self.on:
+        group = group_of(question)
+        if group and group not in self._served:
+            return False
+        if not self.on or self._is_trusted:
             return True
         if self._changed_ns >= question.opened_ns:
             return None
-        return self._right(question.headers).may(group_of(question), model)
+        return self._right(question.headers).may(group, model) and not self._lacks_key(question.headers, group)
 
     def may_refuse_question(self, question: Question, status: int, text: str) -> bool:
         """Whether a question may be refused so."""
-        if not self.on or question.asked.head_is_wrong or status not in (PERMISSION_DENIED, UNAUTHENTICATED):
-            return False
         group = group_of(question)
+        if group and group not in self._served and not question.asked.head_is_wrong:
+            return status == UNIMPLEMENTED and NOT_SERVED.format(group) in text
+        is_denied = status in (PERMISSION_DENIED, UNAUTHENTICATED)
+        if not self.on or question.asked.head_is_wrong or not is_denied or (self._is_trusted and group):
+            return False
         if not group:
             return status == PERMISSION_DENIED and "this method belongs to no group" in text
         right = self._right(question.headers)
-        return not right.may(group, question.asked.model) or self._changed_ns >= question.opened_ns
+        lacks = self._lacks_key(question.headers, group)
+        return lacks or not right.may(group, question.asked.model) or self._changed_ns >= question.opened_ns
 
     def check_question(self, question: Question) -> None:
         """A question has an answer.
@@ -181,10 +231,14 @@ class Rights:
         Raises:
             Violation: it was not.
         """
-        if not self.on:
+        if "inference" not in self._served:
+            raise Violation(f"{call}: inference is not served at this address, and it has an answer")
+        if not self.on or self._is_trusted:
             return
         if not self._right(call.headers).allows(call.kind.name) and self._changed_ns < call.opened_ns:
             raise Violation(f"{call}: '{self._token(call.headers)}' may not ask this model, and has an answer")
+        if self._lacks_key(call.headers, "inference"):
+            raise Violation(f"{call}: it has not the key that such calls need, and has an answer")
         token = self._token(call.headers)
         if not self._is_apart or not token or call.lost or self._simulation.is_faulty:
             return

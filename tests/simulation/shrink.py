@@ -29,6 +29,7 @@ FEATURES = (
     "questions",
     "remote",
     "tls",
+    "library",
     "regions",
     "streams",
     "operator",

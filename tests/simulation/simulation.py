@@ -33,6 +33,7 @@ from tests.simulation.hostile import Hostile
 from tests.simulation.inspection import list_regions, read_metrics
 from tests.simulation.kind import Kind
 from tests.simulation.kinds import CHOSEN, KINDS, MADE, STEPS, kinds_with_steps
+from tests.simulation.library import Library
 from tests.simulation.lodgers import Lodgers
 from tests.simulation.models import Executions, Version, threads_of
 from tests.simulation.operator import Operator, Shelf, Shop, forget_shop, make_engine
@@ -95,6 +96,7 @@ class Scale:
         questions: clients ask what Python answers.
         remote: responses are kept in Redis.
         tls: connections are encrypted.
+        library: there is a repository of files, too.
         fails_at: the number of the first take of memory that fails; 0 for as the seed says.
         fails: how many fail then, one after the other.
         crowd: calls of crowds, beside those of the clients; see `crowd`.
@@ -129,6 +131,7 @@ class Scale:
     questions: bool = True
     remote: bool = True
     tls: bool = True
+    library: bool = True
     fails_at: int = 0
     fails: int = 1
     crowd: int = 0
@@ -235,6 +238,7 @@ class Simulation:
             policy = replace(policy, max_age=random.choice(AGES), age_grace=random.choice(GRACES))
         self.drops = Drops(self)
         self.secure = Secure(self)
+        self.library = Library(self)
         self.silence_ns = 0  # in which a peer has to answer a PING
         if self.has("keepalive", 0.3, when=not scale.crowd):
             often, patience = Random(f"{seed} keepalive").choice(SILENCES)
@@ -336,7 +340,7 @@ class Simulation:
         """Start the engine and the door as the server does."""
         problems = await self.engine.start()
         if not problems:
-            await self.door.start("10.0.0.0:8001")
+            await self.door.start(f"10.0.0.0:8001{self.rights.address_rules}")
         return problems
 
     @property
@@ -516,7 +520,8 @@ class Simulation:
         Raises:
             Violation: they do not.
         """
-        began_ns, busy = self.world.now(), self.calls_open > 0
+        busy = self.calls_open > 0 or any(client.talks for client in self.clients)
+        began_ns = self.world.now()
         await self.door.stop(grace)
         took = (self.world.now() - began_ns - self.stood_ns) / SECOND
         if took > PARTS + (grace if busy else 0) and not self.is_faulty:

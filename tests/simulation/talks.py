@@ -10,7 +10,7 @@ from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.desk import STREAM
 from tests.simulation.kinds import ends_apart
 from tests.simulation.wire import Stream, Violation, framed, take_message
-from tests.simulation.wording import serialized
+from tests.simulation.wording import agree, serialized
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Call, Client
@@ -96,7 +96,8 @@ class Talk:
                     self.ends.add(call.number)
             data = serialized(client.random, message)
             call.size = len(data)
-            self.stream.body += framed(data, packed=client.packs)
+            agree(data)
+            self.stream.body += framed(data, packed=client.packing)
             self.open.append(call)
             client.tell(f"asks {call.kind.name} on {self}: {call.number}, {call.said}")
             client.later(self.say)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gzip
 import struct
+import zlib
 from dataclasses import dataclass, field
 
 from hpack import Decoder
@@ -30,15 +31,27 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def literal(name: str, value: str) -> bytes:
-    """A header field that is not indexed, with lengths below 127."""
-    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+    """A header field that is not indexed."""
+    return b"\0" + measured(name) + name.encode() + measured(value) + value.encode()
 
 
-def framed(message: bytes, *, packed: bool = False) -> bytes:
-    """The message as gRPC puts it on a stream, compressed by gzip if it is `packed`."""
+def measured(text: str) -> bytes:
+    """The length of a text of a header field."""
+    size = len(text.encode())
+    if size < 127:
+        return bytes([size])
+    out, size = bytearray([127]), size - 127
+    while size > 127:
+        out.append(size & 127 | 128)
+        size >>= 7
+    return bytes([*out, size])
+
+
+def framed(message: bytes, *, packed: str = "") -> bytes:
+    """The message as gRPC puts it on a stream, compressed if `packed` says how."""
     if packed:
-        message = gzip.compress(message, 1, mtime=0)
-    return bytes([packed]) + len(message).to_bytes(4, "big") + message
+        message = gzip.compress(message, 1, mtime=0) if packed == "gzip" else zlib.compress(message, 1)
+    return bytes([bool(packed)]) + len(message).to_bytes(4, "big") + message
 
 
 def take_message(data: bytearray) -> bytes | None:
@@ -48,15 +61,17 @@ def take_message(data: bytearray) -> bytes | None:
     end = 5 + int.from_bytes(data[1:5], "big")
     packed, message = data[0], bytes(data[5:end])
     del data[:end]
-    return gzip.decompress(message) if packed else message
+    return zlib.decompress(message, wbits=zlib.MAX_WBITS | 32) if packed else message  # of either format
 
 
 @functools.cache
 def request_headers(path: str, extra: tuple[tuple[str, str], ...]) -> bytes:
     """The header block of a gRPC call."""
-    fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "sim"), ("te", "trailers")]
-    fields += [("content-type", "application/grpc"), *extra]
-    return b"".join(literal(name, value) for name, value in fields)
+    usual = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "sim", "te": "trailers"}
+    usual["content-type"] = "application/grpc"
+    told = [pair for pair in extra if pair[0] not in usual]
+    fields = [*(usual | {name: value for name, value in extra if name in usual}).items(), *told]
+    return b"".join(literal(name, value) for name, value in fields if name != "te" or value)
 
 
 @functools.lru_cache(4096)

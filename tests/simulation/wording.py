@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from inferd_client.pb import grpc_service_pb2 as pb
+from tests.native.official import check
 from tests.simulation.kind import written
+from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.clients import Call
     from tests.simulation.instances import Value
 
+SHORT = 2000  # bytes of a message that is decoded here, too
 SMALL = 64  # numbers in a tensor that is written out
 NOTES = ("n", 'say "no"', "back\\slash", "\n\x01", "Größe")
 OURS = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout")
@@ -116,6 +119,20 @@ def malformed_before(random: Random, message: pb.ModelInferRequest) -> bytes:
         elif key not in OURS:
             first.parameters[key].CopyFrom(pb.InferParameter())
     return first.SerializeToString()
+
+
+def agree(data: bytes) -> None:
+    """Check that the server's decoder reads of a small message what protobuf reads.
+
+    Raises:
+        Violation: it reads something else.
+    """
+    if len(data) > SHORT:
+        return
+    try:
+        check(data)
+    except AssertionError as error:
+        raise Violation(f"{data.hex()} is decoded as something else: {error}") from error
 
 
 def singly(message: pb.ModelInferRequest) -> bytes:
