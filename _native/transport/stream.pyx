@@ -93,7 +93,7 @@ cdef void stream_free(Stream *stream) noexcept nogil:
         conn.latest = NULL
     conn.streams -= 1
     if conn.client != NULL:
-        assert_that(conn.client.calls > 0 and conn.client.streams >= stream.lasting)
+        assert_that(conn.client.calls > 0 and conn.client.streams >= <uint32_t>stream.lasting)
         conn.client.calls -= 1
         conn.client.streams -= stream.lasting
     stream_drop_request(stream)
