@@ -49,7 +49,7 @@ def test_another_process_tells_the_same_story():
 
 QUIET = {"clients": 2, "calls": 40, "models": ["plain", "quick"], "fixed": {"traces": 0}, "operator": False}
 FEW = {"clients": 1, "calls": 3, "operator": False, "cancels": False, "deadlines": False}
-CALLS = dict.fromkeys(("operator", "cancels", "streams", "regions", "hostile", "jumps"), False)
+CALLS = dict.fromkeys(("operator", "cancels", "streams", "regions", "hostile", "jumps", "questions"), False)
 STREAMS = {"models": ["plain"], "clients": 1, "calls": 4, "regions": False, "operator": False, "cancels": False}
 REFUSED = {"models": ["levels"], "clients": 2, "calls": 20, **CALLS}
 ENDS = {"models": ["mourned", "slow"], "clients": 2, "calls": 14, "deadlines": False, "traces": False, **CALLS}
@@ -78,7 +78,8 @@ def test_whatever_memory_is_refused_a_call_has_one_outcome(seed, scale):
 # else the client may lose the connection on which it waits, or its call has to arrive in a time; and the last that it
 # asks may be a stream, which is several calls
 KEPT = {"receive timeout": 0, "drops": 0, "keepalive": 0, "ages": 0}
-POLITE = {"models": ["plain"], "tempers": ["polite"], "clients": 2, "calls": 12, "streams": False, "fixed": KEPT}
+POLITE = {"models": ["plain"], "tempers": ["polite"], "clients": 2, "calls": 12, "fixed": KEPT}
+POLITE |= {"streams": False, "questions": False}
 FORGETFUL = {"forgetful": True, **POLITE}
 
 
