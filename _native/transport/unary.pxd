@@ -9,8 +9,8 @@ cdef struct Unary:
     # Method.context of such a method
     void *context
     # Runs the call when the client has half-closed. Takes over one reference to `block`, which contains the one request
-    # message (`data`, `size`), and stream.forwarded behind it. Answers by stream_reply or stream_refuse, now or later on
-    # the same thread. `timeout_ns` is the client's, -1 for none. May set stream.call, which `abandon` gets when the
+    # message (`data`, `size`), and stream.forwarded behind it. Answers by stream_reply or stream_refuse, now or later
+    # on the same thread. `timeout_ns` is the client's, -1 for none. May set stream.call, which `abandon` gets when the
     # response is no longer wanted.
     void (*run)(void *context, Stream *stream, Block *block, const uint8_t *data, size_t size,
                 int64_t timeout_ns) noexcept nogil
