@@ -85,7 +85,7 @@ cdef bint expire(Lane *lane, Request *request) noexcept nogil:
 
 cdef void limit(Lane *lane, Request *request) noexcept nogil:
     cdef int64_t allowed = time_allowed(&(<Ensemble *>lane).policy, request)
-    if allowed and not request.is_warmup:
+    if allowed:
         request.expires_ns = request.terms.executable_ns + allowed
 
 

@@ -99,6 +99,8 @@ cdef inline void segment_append(Levels *self, Request *request, uint32_t segment
 cdef inline int64_t time_allowed(const Level *level, const Request *request) noexcept nogil:
     # how long the request may wait; 0: without limit
     cdef int64_t asked
+    if request.is_warmup:  # a model that is cold may take any time
+        return 0
     if not level.overridable or request.terms.timeout_us == 0:
         return level.timeout_ns
     asked = min(request.terms.timeout_us, LONGEST_TIMEOUT_US) * 1000
@@ -107,7 +109,7 @@ cdef inline int64_t time_allowed(const Level *level, const Request *request) noe
 
 cdef inline void set_limit(const Level *level, Request *request) noexcept nogil:
     cdef int64_t allowed = time_allowed(level, request)
-    if allowed and not request.is_warmup:  # a model that is cold may take any time
+    if allowed:
         request.expires_ns = request.terms.executable_ns + allowed
         request.yields = level.yields
 
