@@ -547,7 +547,7 @@ cdef class InferService:
             call: where it comes from. In a stream `deliver` gets encoded ModelStreamInferResponses, also for errors.
             timeout_ns: the client's deadline from now; negative for none.
         """
-        cdef int64_t left = timeout_ns
+        cdef int64_t left = timeout_ns  # here, because a conversion may raise, and must not in the front
         cdef size_t size = len(message)
         cdef bytes whole = message + call.forwarded if call.forwarded else message
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(whole)

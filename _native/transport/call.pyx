@@ -212,7 +212,7 @@ cdef bint begin_handler(CallLink *link) except -1:
     cdef Stream *stream = link.stream
     cdef Call call
     if stream_ended(stream):
-        link.news = NEWS_CALL  # so closed frees the link
+        link.news = NEWS_CALL  # so that `closed` frees the link
         return False
     try:
         call = call_new(stream, link)

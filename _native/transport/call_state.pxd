@@ -1,7 +1,7 @@
 # The states of a call, one for each direction. Only the transitions in the tables occur; debug and sanitizer builds
 # check each.
 #
-#   receiving                  what comes                      next
+#   receiving                  received                        next
 #   RECEIVING_HEADERS          the end of the header block     RECEIVING_PREFIX
 #   RECEIVING_PREFIX           the fifth byte of a prefix      RECEIVING_MESSAGE, at once RECEIVING_PREFIX again if the
 #                                                              message has no bytes
@@ -10,7 +10,7 @@
 #                              the client's half-close         RECEIVED_ALL: the call has failed
 #   RECEIVED_ALL               nothing
 #
-#   response                   what the service sends          next
+#   response                   sent by the service             next
 #   RESPONSE_NONE              initial metadata or a message   RESPONSE_OPEN
 #                              the status                      RESPONSE_READY; at once RESPONSE_LAST if no message is
 #                                                              being compressed: headers and trailers are one frame

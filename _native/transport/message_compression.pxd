@@ -14,7 +14,7 @@ cdef struct MessageOwner:
     void *call               # for `then`
     Job **job                # set while the message is on the thread pool; `compression_abandon` takes it
     uint64_t client          # whose turns the job takes
-    Account *account         # what has been inflated so far is charged to it
+    Account *account         # is charged for the bytes inflated so far
     ThreadPool *thread_pool  # NULL: there is none
 
 # Callbacks, in the front. `message` has the inflated bytes if the result is RESULT_OK, else the received ones.

@@ -185,7 +185,7 @@ HURRIED = "default_queue_policy { default_timeout_microseconds: 1 }"
 
 
 async def test_no_timeout_of_a_queue_ends_the_warm_up_of_an_ensemble(tmp_path):
-    """What is cold may take long: the samples of an ensemble wait for its steps, however long that takes."""
+    """Samples of an ensemble wait for its cold steps without any timeout."""
     seen = Seen()
     step = CONFIG.replace("dynamic_batching { }", f"dynamic_batching {{ {HURRIED} }}")
     async with serving(tmp_path, {"m": seen}, m=step, e=ENSEMBLE) as engine:

@@ -19,7 +19,6 @@ PATTERN = "^x-|^sequence_"
 WITHHELD = "x-secret"
 NAMES = ("x-colour", "x-size", WITHHELD, "y-other", "x-data-bin", "X-Colour")
 VALUES = ("blue", "", "a, b", 'say "no"', "back\\slash", "v" * 100)
-NO_MEMORY = ("", "out of memory")  # in place of a text
 RESERVED = "is reserved for Triton usage"
 INVALID = 3
 
@@ -60,7 +59,7 @@ class Forwarding:
 
     def may_refuse(self, headers: tuple[tuple[str, str], ...], status: int, text: str) -> bool:
         """Whether a call with such headers may be refused so."""
-        is_told = RESERVED in text or (text in NO_MEMORY and self._simulation.is_faulty)
+        is_told = RESERVED in text or self._simulation.has_no_text(text)
         return status == INVALID and is_told and self.must_refuse(headers)
 
     def must_refuse(self, headers: tuple[tuple[str, str], ...]) -> bool:

@@ -51,7 +51,7 @@ class Lodgers:
         self._random = Random(f"{simulation.outcome.seed} lodgers")
         self._lodgers: list[Lodger] = []
         self._marks = 0
-        self._exact = not simulation.preempts  # nobody else goes on in the middle of what is done here
+        self._exact = not simulation.preempts  # no other thread runs between two lines of this class
 
     def act(self) -> str:
         """Take a block, give one back, or have the server look after its memory; in words."""

@@ -343,7 +343,7 @@ class Oracle:
     def _may_seem_slow(self, status: int, text: str) -> bool:
         """Whether the machine has stood still so long that a peer seems to, and this is what it hears then."""
         simulation = self.simulation
-        told = "has not arrived" in text or (text in ("", "out of memory") and simulation.is_faulty)
+        told = "has not arrived" in text or simulation.has_no_text(text)
         is_that = told if status == LATE else status == RESET + ENHANCE_YOUR_CALM
         return is_that and simulation.stood_ns > LONG_STAND
 
@@ -357,7 +357,7 @@ class Oracle:
         if not limit or not (dawdles or call.client.end.full_ns >= call.opened_ns):
             return False
         if found is None:  # the text needs memory
-            return self.simulation.is_faulty and text in ("", "out of memory")
+            return self.simulation.has_no_text(text)
         return float(found[1]) + 0.1 > limit + int(found[2]) / SLOWEST
 
     def refused(self, call: Call, text: str) -> None:
@@ -388,7 +388,7 @@ class Oracle:
         if (
             call.wrong
             and status in (INVALID, NOT_FOUND, INTERNAL)
-            and (call.refusal in unquote(text) or self._is_mute(text))
+            and (call.refusal in unquote(text) or self.simulation.has_no_text(text))
         ):
             return True
         if self._may_seem_slow(status, text):
@@ -433,10 +433,6 @@ class Oracle:
         if status == RESET + ENHANCE_YOUR_CALM:
             return self._may_evict(call)
         return status == EXHAUSTED and simulation.bounds.holds_too_much(text)
-
-    def _is_mute(self, text: str) -> bool:
-        """Whether there may have been no memory for the text of a refusal."""
-        return text in ("", "out of memory") and self.simulation.is_faulty
 
     def _was_executed(self, call: Call) -> bool:
         """Whether the model itself has executed a request, as far as that can be told of one as a whole."""

@@ -38,7 +38,7 @@ POLLED = "explicit model load / unload is not allowed if polling is enabled"
 OVERRIDES = "loads with a configuration or files of their own"
 STOPPED = "the server is stopping"
 IDENTITY = Identity("simulated", "1.2.3")
-# units of grpc-timeout, with what is too long to be reached
+# units of grpc-timeout, each with a number of them that is never reached
 TIMEOUTS = ("99999999H", "9000000M", "99999999S", "99999999m")
 BAD_TIMEOUTS = ("", "1", "12", "S", "123456789S", "1x", "-1S", "1.5S", "1 S")
 LONG = "x" * 5000
@@ -46,8 +46,8 @@ LONG = "x" * 5000
 Judge = Callable[["Question", bytes], None]
 
 
-class Asked:
-    """What a question is: its method, its messages, and what the server owes it.
+class QuestionSpec:
+    """A question: its method, its messages, and the responses that are due.
 
     Args:
         method: its path, or its name in the service of inference.
@@ -103,7 +103,12 @@ class Question:
     kept = None
 
     def __init__(
-        self, client: Client, stream: Stream, asked: Asked, deadline_ns: int, headers: tuple[tuple[str, str], ...]
+        self,
+        client: Client,
+        stream: Stream,
+        asked: QuestionSpec,
+        deadline_ns: int,
+        headers: tuple[tuple[str, str], ...],
     ) -> None:
         self.client = client
         self.stream = stream
@@ -229,18 +234,18 @@ def some_model(simulation: Simulation, random: Random) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is asked, and what it owes
+# The questions, and the responses that are due
 
 
-def live(_: Simulation, _random: Random) -> Asked:
+def live(_: Simulation, _random: Random) -> QuestionSpec:
     def judge(question: Question, message: bytes) -> None:
         if not pb.ServerLiveResponse.FromString(message).live:
             raise Violation(f"{question}: the server does not live")
 
-    return Asked("ServerLive", b"", answers=judge)
+    return QuestionSpec("ServerLive", b"", answers=judge)
 
 
-def ready(simulation: Simulation, _: Random) -> Asked:
+def ready(simulation: Simulation, _: Random) -> QuestionSpec:
     def judge(question: Question, message: bytes) -> None:
         is_ready = pb.ServerReadyResponse.FromString(message).ready
         there = all(question.was_there(name) for name in simulation.kinds)
@@ -248,10 +253,10 @@ def ready(simulation: Simulation, _: Random) -> Asked:
         if not is_ready and there and not (simulation.operator.is_stopping or simulation.shelf.moody):
             raise Violation(f"{question}: the server is not ready, and has all models")
 
-    return Asked("ServerReady", b"", answers=judge)
+    return QuestionSpec("ServerReady", b"", answers=judge)
 
 
-def model_ready(simulation: Simulation, random: Random) -> Asked:
+def model_ready(simulation: Simulation, random: Random) -> QuestionSpec:
     model = some_model(simulation, random)
     version = random.choice(("", "", "1", "2"))
 
@@ -264,20 +269,20 @@ def model_ready(simulation: Simulation, random: Random) -> Asked:
             raise Violation(f"{question}: version '{version}' is said to be ready: {is_ready}, and is there: {there}")
 
     message = pb.ModelReadyRequest(name=model, version=version)
-    return Asked("ModelReady", message.SerializeToString(), model=model, answers=judge)
+    return QuestionSpec("ModelReady", message.SerializeToString(), model=model, answers=judge)
 
 
-def server_metadata(_: Simulation, _random: Random) -> Asked:
+def server_metadata(_: Simulation, _random: Random) -> QuestionSpec:
     expected = pb.ServerMetadataResponse(name=IDENTITY.name, version=IDENTITY.version, extensions=EXTENSIONS)
 
     def judge(question: Question, message: bytes) -> None:
         if (told := pb.ServerMetadataResponse.FromString(message)) != expected:
             raise Violation(f"{question}: {told}")
 
-    return Asked("ServerMetadata", b"", answers=judge)
+    return QuestionSpec("ServerMetadata", b"", answers=judge)
 
 
-def model_metadata(simulation: Simulation, random: Random) -> Asked:
+def model_metadata(simulation: Simulation, random: Random) -> QuestionSpec:
     model = some_model(simulation, random)
     version = random.choice(("", "1"))
 
@@ -299,10 +304,10 @@ def model_metadata(simulation: Simulation, random: Random) -> Asked:
         _must_be_there(question, model)
 
     message = pb.ModelMetadataRequest(name=model, version=version)
-    return Asked("ModelMetadata", message.SerializeToString(), model=model, answers=judge, may=AWAY)
+    return QuestionSpec("ModelMetadata", message.SerializeToString(), model=model, answers=judge, may=AWAY)
 
 
-def model_config(simulation: Simulation, random: Random) -> Asked:
+def model_config(simulation: Simulation, random: Random) -> QuestionSpec:
     model = some_model(simulation, random)
 
     def judge(question: Question, message: bytes) -> None:
@@ -312,7 +317,7 @@ def model_config(simulation: Simulation, random: Random) -> Asked:
         _must_be_there(question, model)
 
     message = pb.ModelConfigRequest(name=model)
-    return Asked("ModelConfig", message.SerializeToString(), model=model, answers=judge, may=AWAY)
+    return QuestionSpec("ModelConfig", message.SerializeToString(), model=model, answers=judge, may=AWAY)
 
 
 AWAY = ("unknown model", "load failed for model", "models are not loaded", "has no available versions")
@@ -323,7 +328,7 @@ def _must_be_there(question: Question, model: str) -> None:
         raise Violation(f"{question}: an answer of a model that is not there")
 
 
-def model_statistics(simulation: Simulation, random: Random) -> Asked:
+def model_statistics(simulation: Simulation, random: Random) -> QuestionSpec:
     model = random.choice(("", some_model(simulation, random)))
 
     def judge(question: Question, message: bytes) -> None:
@@ -346,7 +351,7 @@ def model_statistics(simulation: Simulation, random: Random) -> Asked:
 
     message = pb.ModelStatisticsRequest(name=model)
     may = ("is not available",)
-    return Asked("ModelStatistics", message.SerializeToString(), model=model, answers=judge, may=may)
+    return QuestionSpec("ModelStatistics", message.SerializeToString(), model=model, answers=judge, may=may)
 
 
 def check_statistics(question: Question, told: pb.ModelStatistics) -> None:
@@ -374,7 +379,7 @@ def check_statistics(question: Question, told: pb.ModelStatistics) -> None:
         raise Violation(f"{question}: {told.inference_count} rows in {told.execution_count} executions")
 
 
-def index(simulation: Simulation, random: Random) -> Asked:
+def index(simulation: Simulation, random: Random) -> QuestionSpec:
     only_ready = random.random() < 0.5
 
     def judge(question: Question, message: bytes) -> None:
@@ -395,10 +400,10 @@ def index(simulation: Simulation, random: Random) -> Asked:
             raise Violation(f"{question}: it asks for models that are ready, and is told of {told}")
 
     message = pb.RepositoryIndexRequest(ready=only_ready)
-    return Asked("RepositoryIndex", message.SerializeToString(), answers=judge, may=(UNREACHABLE,))
+    return QuestionSpec("RepositoryIndex", message.SerializeToString(), answers=judge, may=(UNREACHABLE,))
 
 
-def health_check(simulation: Simulation, random: Random) -> Asked:
+def health_check(simulation: Simulation, random: Random) -> QuestionSpec:
     name = _health_name(simulation, random)
     model = name.partition("/")[0] if name not in ("", SERVICE) else ""
 
@@ -406,12 +411,12 @@ def health_check(simulation: Simulation, random: Random) -> Asked:
         _judge_health(question, name, health_pb2.HealthCheckResponse.FromString(message).status)
 
     message = health_pb2.HealthCheckRequest(service=name)
-    return Asked(
+    return QuestionSpec(
         f"{HEALTH}Check", message.SerializeToString(), model=model, answers=judge, may=(f"unknown service '{name}'",)
     )
 
 
-def health_watch(simulation: Simulation, random: Random) -> Asked:
+def health_watch(simulation: Simulation, random: Random) -> QuestionSpec:
     name = _health_name(simulation, random)
     model = name.partition("/")[0] if name not in ("", SERVICE) else ""
 
@@ -423,7 +428,7 @@ def health_watch(simulation: Simulation, random: Random) -> Asked:
         _judge_health(question, name, status)
 
     message = health_pb2.HealthCheckRequest(service=name)
-    return Asked(f"{HEALTH}Watch", message.SerializeToString(), model=model, answers=judge, goes_on=True)
+    return QuestionSpec(f"{HEALTH}Watch", message.SerializeToString(), model=model, answers=judge, goes_on=True)
 
 
 def _health_name(simulation: Simulation, random: Random) -> str:
@@ -443,24 +448,24 @@ def _judge_health(question: Question, name: str, status: int) -> None:
         raise Violation(f"{question}: '{name}' has status {status}, and is there: {there}")
 
 
-def reflect(_: Simulation, _random: Random) -> Asked:
+def reflect(_: Simulation, _random: Random) -> QuestionSpec:
     def judge(question: Question, message: bytes) -> None:
         listed = reflection_pb2.ServerReflectionResponse.FromString(message).list_services_response.service
         if sorted(each.name for each in listed) != sorted(NAMES):
             raise Violation(f"{question}: services {listed}")
 
     message = reflection_pb2.ServerReflectionRequest(list_services="")
-    return Asked(REFLECTION, message.SerializeToString(), answers=judge)
+    return QuestionSpec(REFLECTION, message.SerializeToString(), answers=judge)
 
 
-def slow(_: Simulation, random: Random) -> Asked:
+def slow(_: Simulation, random: Random) -> QuestionSpec:
     """With a deadline in a unit that makes it long."""
     asked = live(_, random)
     asked.headers = (("grpc-timeout", random.choice(TIMEOUTS)),)
     return asked
 
 
-def described(_: Simulation, random: Random) -> Asked:
+def described(_: Simulation, random: Random) -> QuestionSpec:
     """With headers that Python is told, and that nobody asks for."""
     asked = live(_, random)
     asked.headers = (
@@ -474,51 +479,51 @@ def described(_: Simulation, random: Random) -> Asked:
 # -- what has to be refused
 
 
-def unknown_method(_: Simulation, random: Random) -> Asked:
+def unknown_method(_: Simulation, random: Random) -> QuestionSpec:
     path = random.choice((f"/{SERVICE}/Nothing", "/nobody/Nothing", "/nobody"))
-    return Asked(path, b"", refused=(UNIMPLEMENTED, f"Method not found: {path}"))
+    return QuestionSpec(path, b"", refused=(UNIMPLEMENTED, f"Method not found: {path}"))
 
 
-def not_served(_: Simulation, random: Random) -> Asked:
+def not_served(_: Simulation, random: Random) -> QuestionSpec:
     name = random.choice(("TraceSetting", "LogSettings"))
     text = f"{name} is part of the protocol, but this server does not serve it"
-    return Asked(name, b"", refused=(UNIMPLEMENTED, text))
+    return QuestionSpec(name, b"", refused=(UNIMPLEMENTED, text))
 
 
-def no_message(_: Simulation, random: Random) -> Asked:
+def no_message(_: Simulation, random: Random) -> QuestionSpec:
     count = random.choice((0, 2, 3))
     text = f"expected one request message, got {'more' if count else 'none'}"
-    return Asked("ServerLive", *[b""] * count, refused=(UNIMPLEMENTED, text))
+    return QuestionSpec("ServerLive", *[b""] * count, refused=(UNIMPLEMENTED, text))
 
 
-def garbled(_: Simulation, random: Random) -> Asked:
+def garbled(_: Simulation, random: Random) -> QuestionSpec:
     name = random.choice(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex"))
     data = b"\x0a\xff" + bytes(random.randrange(20))
     text = f"cannot parse the request: {len(data)} bytes are not a valid inference.{name}Request"
-    return Asked(name, data, refused=(INTERNAL, text))
+    return QuestionSpec(name, data, refused=(INTERNAL, text))
 
 
-def garbled_health(_: Simulation, random: Random) -> Asked:
+def garbled_health(_: Simulation, random: Random) -> QuestionSpec:
     name = random.choice(("Check", "Watch"))
     text = "cannot parse the request: 2 bytes are not a valid grpc.health.v1.HealthCheckRequest"
-    return Asked(f"{HEALTH}{name}", b"\x0a\xff", refused=(INVALID, text))
+    return QuestionSpec(f"{HEALTH}{name}", b"\x0a\xff", refused=(INVALID, text))
 
 
-def long_health(_: Simulation, _random: Random) -> Asked:
+def long_health(_: Simulation, _random: Random) -> QuestionSpec:
     message = health_pb2.HealthCheckRequest(service=LONG)
     text = f"expected the name of a service of at most 4096 bytes, got {len(LONG)}"
-    return Asked(f"{HEALTH}Check", message.SerializeToString(), refused=(INVALID, text))
+    return QuestionSpec(f"{HEALTH}Check", message.SerializeToString(), refused=(INVALID, text))
 
 
-def other_repository(_: Simulation, random: Random) -> Asked:
+def other_repository(_: Simulation, random: Random) -> QuestionSpec:
     makers = (pb.RepositoryIndexRequest, pb.RepositoryModelLoadRequest, pb.RepositoryModelUnloadRequest)
     message = random.choice(makers)(repository_name="elsewhere")
     name = type(message).__name__.removesuffix("Request")
     text = "'repository_name' specification is not supported"
-    return Asked(name, message.SerializeToString(), refused=(UNIMPLEMENTED, text))
+    return QuestionSpec(name, message.SerializeToString(), refused=(UNIMPLEMENTED, text))
 
 
-def wrong_load(simulation: Simulation, random: Random) -> Asked:
+def wrong_load(simulation: Simulation, random: Random) -> QuestionSpec:
     model = some_model(simulation, random)
     message = pb.RepositoryModelLoadRequest(model_name=model)
     what = random.choice(("nothing", "config", "file:1/x", "override"))
@@ -538,10 +543,10 @@ def wrong_load(simulation: Simulation, random: Random) -> Asked:
     else:
         message.parameters["config"].bool_param = True
         text = text.replace("override", "config")
-    return Asked("RepositoryModelLoad", message.SerializeToString(), model=model, refused=(status, text))
+    return QuestionSpec("RepositoryModelLoad", message.SerializeToString(), model=model, refused=(status, text))
 
 
-def wrong_unload(simulation: Simulation, random: Random) -> Asked:
+def wrong_unload(simulation: Simulation, random: Random) -> QuestionSpec:
     model = some_model(simulation, random)
     message = pb.RepositoryModelUnloadRequest(model_name=model)
     if random.random() < 0.5:
@@ -550,16 +555,16 @@ def wrong_unload(simulation: Simulation, random: Random) -> Asked:
     else:
         message.parameters["unload_dependents"].int64_param = 1
         text = "invalid value type for 'unload_dependents' parameter, expected bool_param."
-    return Asked("RepositoryModelUnload", message.SerializeToString(), model=model, refused=(INVALID, text))
+    return QuestionSpec("RepositoryModelUnload", message.SerializeToString(), model=model, refused=(INVALID, text))
 
 
-def bad_timeout(_: Simulation, random: Random) -> Asked:
+def bad_timeout(_: Simulation, random: Random) -> QuestionSpec:
     text = "grpc-timeout must be at most 8 digits and one of H M S m u n"
     headers = (("grpc-timeout", random.choice(BAD_TIMEOUTS)),)
-    return Asked("ServerLive", b"", refused=(INTERNAL, text), headers=headers, head_is_wrong=True)
+    return QuestionSpec("ServerLive", b"", refused=(INTERNAL, text), headers=headers, head_is_wrong=True)
 
 
-def bad_head(_: Simulation, random: Random) -> Asked:
+def bad_head(_: Simulation, random: Random) -> QuestionSpec:
     """Refused for one of its headers, whatever its method."""
     status = INTERNAL
     what = random.randrange(5)
@@ -576,10 +581,10 @@ def bad_head(_: Simulation, random: Random) -> Asked:
     else:
         text, status, header = "the request headers exceed 16384 bytes", EXHAUSTED, ("x-long", "l" * 16_080)
     path = random.choice(("ServerLive", "ModelInfer", "ModelStreamInfer"))
-    return Asked(path, b"", refused=(status, text), headers=(header,), head_is_wrong=True)
+    return QuestionSpec(path, b"", refused=(status, text), headers=(header,), head_is_wrong=True)
 
 
-def other_kind(simulation: Simulation, random: Random) -> Asked:
+def other_kind(simulation: Simulation, random: Random) -> QuestionSpec:
     """With other headers that mean the same."""
     asked = live(simulation, random)
     asked.headers = (
@@ -588,7 +593,7 @@ def other_kind(simulation: Simulation, random: Random) -> Asked:
     return asked
 
 
-def bad_body(_: Simulation, random: Random) -> Asked:
+def bad_body(_: Simulation, random: Random) -> QuestionSpec:
     """Refused for what its message is put into, before it is decoded."""
     status, headers = INTERNAL, (("grpc-encoding", random.choice(("gzip", "deflate"))),)
     packed = framed(bytes(500) + random.randbytes(500), packed=headers[0][1])
@@ -609,7 +614,7 @@ def bad_body(_: Simulation, random: Random) -> Asked:
     else:
         body = b"\1" + (len(packed) - 2).to_bytes(4, "big") + packed[5:] + b"end"
     path = random.choice(("ServerLive", "ModelInfer"))
-    return Asked(path, refused=(status, text), headers=headers, body=body)
+    return QuestionSpec(path, refused=(status, text), headers=headers, body=body)
 
 
 MAKERS = (

@@ -25,7 +25,6 @@ ADDRESSES = 0.12  # of simulations whose address has rules of its own
 NOT_SERVED = "{} calls are not served at this address"
 PERMISSION_DENIED, UNIMPLEMENTED, UNAUTHENTICATED = 7, 12, 16
 PATTERNS = ("*", "*", "*a*", "p*", "*e*", "?a*", "*s", "nobody")
-NO_MEMORY = ("", "out of memory")  # in place of a text
 TEXTS = (
     "This protocol is restricted, expecting header 'triton-key'",
     "calls need a token",
@@ -180,7 +179,7 @@ class Rights:
 
         What the rules were when it was made is known; after a change it may be either.
         """
-        is_told = any(part in text for part in TEXTS) or (text in NO_MEMORY and self._simulation.is_faulty)
+        is_told = any(part in text for part in TEXTS) or self._simulation.has_no_text(text)
         if "inference" not in self._served:
             return status == UNIMPLEMENTED and (NOT_SERVED.format("inference") in text or is_told)
         if not self.on or not is_told or self._is_trusted:

@@ -363,6 +363,10 @@ class Simulation:
         read_metrics(version)
         list_regions(self)
 
+    def has_no_text(self, text: str) -> bool:
+        """Whether there may have been no memory for the text of an error, which has this in its place."""
+        return self.is_faulty and text in ("", "out of memory")
+
     def is_asked(self) -> bool:
         """Whether anybody has still to ask, or waits."""
         return any(client.active for client in self.clients) or (self.crowd is not None and self.crowd.active)

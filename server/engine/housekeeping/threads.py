@@ -81,7 +81,7 @@ class WorkItem(Generic[T]):
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """The error, or one in its place: a model's code may raise what ends the server, or what has no text."""
+    """The error; or a RuntimeError in place of one that would end the server or has no text, which models may raise."""
     text = text_of(error)
     if isinstance(error, Exception) and text != NO_TEXT:
         return error

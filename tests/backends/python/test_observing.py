@@ -27,7 +27,7 @@ def received(peer: Peer) -> list[Any]:
 
 
 def test_logging(tmp_path: Path) -> None:
-    """Each line of the log arrives with its level, long ones are cut, and what is printed is no line of the log."""
+    """Each line of the log arrives with its level, long ones are cut, and printed lines do not come to the log."""
     source = """
         import triton_python_backend_utils as pb_utils
         class TritonPythonModel:
