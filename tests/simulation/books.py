@@ -155,6 +155,7 @@ def counts_batches(kind: Kind) -> bool:
         kind.steps
         or (kind.sequence and not kind.repeats)
         or kind.fails
+        or kind.clumsy
         or kind.stops
         or kind.decoupled
         or kind.style.startswith(("native", "gpu", "worker"))

@@ -15,6 +15,7 @@ import numpy as np
 from inferd.server.front.door import STOPPING
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.ages import judge_refused, may_drop
+from tests.simulation.beside import VARIANTS, Given
 from tests.simulation.kind import FIRST_QUESTION, IDLE_US, SCALE, Kind
 from tests.simulation.kinds import STEPS
 from tests.simulation.questions import Question
@@ -190,6 +191,8 @@ class Call:
     region: Region | None = None  # in which its input lies
     answer_at: int = -1  # and there its output is to lie
     lost: bool = False  # its region was spoilt
+    given: Given | None = None  # of the other input, where its model has one
+    wanted: tuple[str, ...] = ()  # outputs
     classes: int = 0  # that are asked for in place of numbers
     wrong: bool = False  # it has to be refused
     refusal: str = ""  # what that has to say
@@ -556,13 +559,31 @@ class Client:
         shares = sequence is None and not (kind.decoupled or kind.more or kind.is_coded)
         if shares and self.random.random() < simulation.sharing:
             self._share(call, message)
+        if kind.beside is not None:
+            self._put_beside(call, message)
         reword(self.random, call, message)
+        asked = {output.name for output in message.outputs}
+        call.wanted = tuple(name for name in kind.outputs(call.question) if not asked or name in asked)
         simulation.forwarding.forge(self.random, message)
         call.message = message
         call.headers = headers
         call.address = self.end.address
         simulation.opened(call)
         return call, message
+
+    def _put_beside(self, call: Call, message: pb.ModelInferRequest) -> None:
+        """Give the other input of the model, or leave it out."""
+        kind, random = call.kind, self.random
+        assert kind.beside is not None
+        if kind.reuses:  # there are few different requests of each question
+            random = Random(f"{call.question} {random.randrange(VARIANTS)}")
+        call.given = kind.beside.draw(random, len(call.x), batches=not kind.flat)
+        kind.beside.put(message, call.given)
+        if call.given is not None and call.region is None and self.random.random() < 0.3:
+            for field in (message.inputs, message.raw_input_contents):
+                both = list(field)
+                del field[:]  # type: ignore[attr-defined]
+                field.extend(reversed(both))  # type: ignore[attr-defined]
 
     def _timeout(self, kind: Kind, message: pb.ModelInferRequest) -> int:
         """How long the request says that it may wait; 0: it does not."""

@@ -148,7 +148,14 @@ def can_ask(kind: Kind) -> bool:
         and kind.name in BITS
         and all(each.style in (*STYLES, "odd") for each in steps)
         and not any(
-            each.isolates or each.is_coded or each.decoupled or each.sequential or each.remembers for each in steps
+            each.isolates
+            or each.beside
+            or each.clumsy
+            or each.is_coded
+            or each.decoupled
+            or each.sequential
+            or each.remembers
+            for each in steps
         )
     )
 

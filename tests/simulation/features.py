@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from inferd.backends.api import BatchingSpec, QueuePolicySpec, QueueSpec, SequenceSpec, StateSpec, StepSpec
+from tests.simulation.beside import Beside, beside_of
 from tests.simulation.covering import Row, Rule, Space, covering
 from tests.simulation.kind import BATCHING, IDLE_US, INITIAL, MAX_ROWS, Kind, gated, step
 
@@ -49,6 +50,9 @@ FEATURES = {
     "steps": ("line", "gated", "spread"),
     "inflight": ("any", "one"),
     "instances": ("some", "one"),
+    "beside": ("nothing", "given", "optional"),  # another input
+    "dimension": ("batch", "none"),
+    "warm": ("no", "yes"),  # before it serves
 }
 
 SEQUENTIAL = ("direct", "oldest")
@@ -60,6 +64,7 @@ ASYNC = ("alternating",)
 STYLES = FEATURES["style"]
 NATIVE = ("native", "native brief", "native gathered")
 NO_STATES = "sequences of the world add numbers up"
+ONLY_X = "models of the world that do more have one input"
 ONLY_ROWS = "the world's {} take rows of numbers"
 
 RULES = (
@@ -115,6 +120,15 @@ RULES = (
     Rule("stops", ("yes",), "style", (*PYTHON, *ASYNC), "native models do not stop"),
     Rule("style", ASYNC, "scheduler", QUEUES, NO_STATES),
     Rule("fails", ("yes", "alone"), "shape", ("same", "padded"), "a ragged model does not fail"),
+    Rule("beside", ("given", "optional"), "scheduler", QUEUES, ONLY_X),
+    Rule("beside", ("given", "optional"), "style", tuple(style for style in STYLES if style != "gpu"), ONLY_X),
+    Rule("beside", ("given", "optional"), "content", ("numbers",), ONLY_X),
+    Rule("beside", ("given", "optional"), "shape", ("same", "padded"), ONLY_X),
+    Rule("warm", ("yes",), "style", (*PYTHON, *ASYNC, *NATIVE, "native decoupled"), "others need the world for it"),
+    Rule("dimension", ("none",), "scheduler", ("alone", "ensemble")),
+    Rule("dimension", ("none",), "splits", ("no",)),
+    Rule("dimension", ("none",), "style", tuple(style for style in STYLES if style != "gpu"), "graphs are for rows"),
+    Rule("dimension", ("none",), "shape", ("same",)),
     Rule("resources", ("one", "two"), "style", (*PYTHON, *ASYNC, "worker"), "others do not tell when they have them"),
 )
 
@@ -188,9 +202,18 @@ def _remembers(row: Row) -> str:
     return {"none": "", "history": "history"}.get(row["state"], "sum")
 
 
-def kind_of(row: Row, name: str) -> Kind:
+def _beside(row: Row, number: int) -> Beside | None:
+    # each part of a decoupled answer is a row
+    if row["beside"] == "nothing" or (row["style"] == "native decoupled" and row["dimension"] == "none"):
+        return None
+    return beside_of(number, optional=row["beside"] == "optional")
+
+
+def kind_of(row: Row, number: int) -> Kind:
     """The kind that has these features."""
     scheduler, style = row["scheduler"], row["style"]
+    if scheduler in SEQUENTIAL and style == "worker" and row["state"] == "none":
+        row = {**row, "state": "sum"}  # a worker that ends would forget its sums
     steps, is_told = _steps(row), row["ends"] != "quiet"
     many = row["answers"] == "many" or style != "native decoupled"
     is_native = style.startswith(("native", "gpu")) or row["content"] == "strings"
@@ -204,7 +227,7 @@ def kind_of(row: Row, name: str) -> Kind:
     state = _remembers(row)
     is_short = row["room"] == "little" or row["timeout"] != "none"
     return Kind(
-        name,
+        f"pairs{number}",
         instances=(1, 1) if row["instances"] == "one" else (2, 3),
         factor=4 if row["steps"] == "line" and steps else 1 if is_native else 2,
         style="again" if scheduler == "iterative" else style,
@@ -227,6 +250,9 @@ def kind_of(row: Row, name: str) -> Kind:
         mourns=is_told,
         ragged=row["shape"] == "ragged",
         padded=row["shape"] == "padded",
+        beside=_beside(row, number),
+        flat=row["dimension"] == "none",
+        warms=row["warm"] == "yes",
         sequence=_sequence(row),
         steps=steps,
         max_inflight=2 if row["inflight"] == "one" else 0,
@@ -236,4 +262,4 @@ def kind_of(row: Row, name: str) -> Kind:
 
 
 ROWS = covering(SPACE)
-KINDS_OF_PAIRS = tuple(kind_of(row, f"pairs{number}") for number, row in enumerate(ROWS))
+KINDS_OF_PAIRS = tuple(kind_of(row, number) for number, row in enumerate(ROWS))

@@ -235,6 +235,6 @@ def may_ask(kind: Kind) -> bool:
     """Whether a worker may ask this model: one that does not wait for it in turn, and answers whatever it is asked."""
     return (
         bool(kind.weight)
-        and not (kind.sequential or kind.lacks)
+        and not (kind.sequential or kind.lacks or kind.beside or kind.clumsy)
         and not any(KINDS[name].asks for name in STEPS[kind.name])
     )

@@ -13,7 +13,8 @@ from inferd._native.execution.python_batch import Batch
 from inferd.backends.api import AsyncInstance, Instance
 from inferd.backends.identity import IdentityInstance
 from tests.simulation.audit import fits
-from tests.simulation.kind import FIRST_QUESTION, PADDING, SCALE
+from tests.simulation.kind import FIRST_QUESTION, PADDING, SCALE, WARM_WIDTH
+from tests.simulation.misuse import OFTEN, err_for_all, look_in_other_ways, misuse
 
 if TYPE_CHECKING:
     from tests.simulation.crowd import Crowd
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 SLICE_NS = 50_000  # after which an execution looks whether it was stopped
 IDLE = 2  # why a sequence ends: see `_native/execution/supply.pxd`
+WARMED: set[str] = set()  # models whose ensembles warm up
 Value = bool | int | float | str
 
 
@@ -45,11 +47,13 @@ class Executions:
         latest_ns: by prefix of a version and number of a request, when it was executed last.
         gone_ns: by number of a request, when the server has heard that nobody waits for it, or its time was over.
         begun_ns: by number of a request, when it was executed last.
+        faults: by number of a request, what its model did wrong with its batch.
         left_ns: the same as `gone_ns`, but for the time in the queue: nobody waits for its execution either.
         running: instances that execute a batch which can be stopped.
         stopped: numbers of requests whose execution was stopped, since nobody waited for it.
         arrived: by number of a request, its level, when it came at the earliest and at the latest, and whether it stays
             in front of those that come later.
+        spoilt: by number of a request, what is said of its worker's answer, which is none; empty: the worker is ended.
         said: by number of a request, the parameters that its worker has answered with.
         crowd: told of what is executed, whose requests may be among it.
         log: called with what happens.
@@ -68,10 +72,12 @@ class Executions:
     latest_ns: dict[tuple[str, int], int] = field(default_factory=dict)
     gone_ns: dict[int, int] = field(default_factory=dict)
     begun_ns: dict[int, int] = field(default_factory=dict)
+    faults: dict[int, str] = field(default_factory=dict)
     left_ns: dict[int, int] = field(default_factory=dict)
     running: list[SimulatedInstance] = field(default_factory=list)
     stopped: set[int] = field(default_factory=set)
     arrived: dict[int, tuple[int, int, int, bool]] = field(default_factory=dict)
+    spoilt: dict[int, str] = field(default_factory=dict)
     said: dict[int, dict[str, Value]] = field(default_factory=dict)
     batches: int = 0
     is_faulty: bool = False  # memory may run out
@@ -110,6 +116,8 @@ class SimulatedInstance(Instance):
         # what it draws does not depend on what the others have drawn
         self.random = Random(f"{backend.salt} {name}")
         self.numbers: list[int] = []  # of the requests of its last batch
+        self.old: Batch | None = None  # the last one
+        self.is_warming = False  # by its last batch
         self.stopped = False
         self.was_stopped = False  # when its last batch ended
         self.alone = 0  # requests of a batch that has failed, which are to be executed alone
@@ -186,6 +194,12 @@ class SimulatedInstance(Instance):
     def note(self, batch: Batch, numbers: list[int]) -> None:
         """Note that the instance begins to execute these requests."""
         executions = self.backend.executions
+        self.is_warming = not any(numbers) and self._is_sample(batch)
+        if self.is_warming:
+            self.numbers = []
+            if not 1 <= batch.request_count <= 3:
+                self.complain(f"warms up with a batch of {batch.request_count} requests")
+            return
         name = self.kind.name
         self.numbers = numbers
         if self.kind.stops:
@@ -220,6 +234,16 @@ class SimulatedInstance(Instance):
             executions.count[name, number] = executions.count.get((name, number), 0) + 1
             executions.begun_ns[number] = self.backend.world.now()
 
+    def _is_sample(self, batch: Batch) -> bool:
+        """Whether it warms up with what was configured."""
+        if not (self.kind.warms or self.kind.name in WARMED):
+            return False
+        view = batch.input("x")
+        assert view is not None
+        widths = self.input(batch, "ITEM_SHAPE") if self.kind.ragged else np.array(view.shape[-1])
+        is_empty = not any(view.strings()) if self.kind.text else not view.numpy().any()
+        return bool(is_empty and (widths == WARM_WIDTH).all())
+
     def _check_order(self, numbers: list[int]) -> None:
         """Check that no batch that began after a request came began with one of lower priority, or a later one."""
         known = self.backend.executions.arrived
@@ -236,7 +260,7 @@ class SimulatedInstance(Instance):
             self.taken.append((self.rested_ns, *min(wait[:2] for wait in waits)))
 
     def take_time(self) -> None:
-        if self.kind.duration_us:
+        if self.kind.duration_us and not self.is_warming:
             draw = self.random.random()
             left_ns = int(draw**4 * self.kind.duration_us * 1000)
             while self.kind.stops and left_ns > SLICE_NS and not self.stopped:
@@ -252,7 +276,10 @@ class SimulatedInstance(Instance):
         x = view.numpy()
         numbers = list(dict.fromkeys((abs(x[:, 0]) // SCALE).tolist()))
         self.note(batch, numbers)
-        if self.kind.reuses:
+        looks = self.random.random() < OFTEN and all(numbers) and self.backend.executions.excused.isdisjoint(numbers)
+        if looks and (problem := look_in_other_ways(batch, x.copy(), self.random)):
+            self.complain(problem)
+        if self.kind.reuses and not self.is_warming:
             self._count_questions(x[:, 0])
         return numbers, x.copy()
 
@@ -276,10 +303,12 @@ class SimulatedInstance(Instance):
             self._count_times(batch, before[:, 0] // SCALE)
         if self.kind.padded:
             self._check_padding(before)
-        if self.kind.style == "again":
+        if self.kind.style == "again" and not self.is_warming:
             self._send_back(batch)
         if self.kind.fails and (x[:, 0] < 0).any():
             self.fail(batch, numbers)
+        if self.kind.beside is not None:
+            self.kind.beside.pass_on(batch, self.random, batches=not self.kind.flat, complain=self.complain)
         if not (self.kind.lacks and numbers[0] % 2 == 0):
             for name, factor in self.kind.more:
                 more = before.copy()
@@ -287,9 +316,51 @@ class SimulatedInstance(Instance):
                 batch.set_output(name, more)
         y = x if self.kind.style == "in place" else before
         y[:, 1:] *= 2
-        batch.set_output("y", y)
+        self._try_others(batch, y)
+        if self.kind.clumsy and not self.is_warming and self.random.random() < 0.1:
+            self._err(batch, numbers, y)
+            return
+        batch.set_output("y", self._placed(batch, y))
         if self.random.random() < 0.3:
             self.take_time()
+
+    def _try_others(self, batch: Batch, y: np.ndarray) -> None:
+        """Ask the batch, and the one before, what none may ask; hand over an output that another takes the place of."""
+        old, self.old = self.old, batch
+        if self.kind.style == "alternating" or self.random.random() > OFTEN:
+            return
+        problem = misuse(batch, self.random, y, iterative=self.kind.repeats)
+        if problem and not self.backend.executions.is_faulty:
+            self.complain(problem)
+        if old is not None and old is not batch:
+            try:
+                old.request_count  # noqa: B018
+                self.complain("may ask a batch that has been answered")
+            except ValueError as error:
+                if str(error) != "this batch has been answered":
+                    self.complain(f"is told of a batch that has been answered: {error}")
+        if self.kind.style != "in place" and self.random.random() < 0.3:
+            batch.set_output("y", np.zeros_like(y))
+
+    def _placed(self, batch: Batch, y: np.ndarray) -> np.ndarray:
+        """The output, perhaps in the client's memory for it."""
+        if not batch.placed or self.random.random() < 0.5:
+            return y
+        place = batch.place("y", list(y.shape))
+        if place is None:
+            return y
+        array: np.ndarray = place.numpy()
+        array[...] = y
+        return array
+
+    def _err(self, batch: Batch, numbers: list[int], y: np.ndarray) -> None:
+        """Answer wrongly; its requests are told why."""
+        text = err_for_all(batch, self.random, y)
+        if text.startswith("did not"):
+            text = f"model '{self.kind.name}' {text}"
+        self.backend.executions.faults.update(dict.fromkeys(numbers, text))
+        if text.startswith("output"):
+            raise ValueError(text)
 
     def fail(self, batch: Batch, numbers: list[int]) -> None:
         """Let the batch fail, because a request of it is wrong; or have each request executed once more alone."""
@@ -322,7 +393,7 @@ class SimulatedInstance(Instance):
         """The state of a request says how often it was executed before."""
         state = self.input(batch, "state")
         count = self.backend.executions.count
-        times = [[count[self.kind.name, number] - 1] for number in numbers.tolist()]
+        times = [[count.get((self.kind.name, number), 1) - 1] for number in numbers.tolist()]
         if numbers.all() and state.tolist() != times:
             self.complain(f"states {state.tolist()} of {numbers.tolist()}, which were executed {times} times before")
         batch.set_output("state out", state + 1)
@@ -362,7 +433,7 @@ class AlternatingInstance(SimulatedInstance, AsyncInstance):
         if self.was_stopped:
             self.complain("begins a batch, was stopped before, and not told to go on")
         self.looked = self.look(batch)
-        if self.kind.fails and self.random.random() < 0.05:
+        if self.kind.fails and not self.is_warming and self.random.random() < 0.05:
             self._over()
             self.fail(batch, self.looked[0])
         self.begun.append(self)
@@ -422,7 +493,7 @@ class RaggedInstance(SimulatedInstance):
             elif number != numbers[place - 1]:
                 self.complain(f"row {row} of {number} behind one of {numbers[place - 1]}")
             sizes[-1] += width
-        if all(numbers):
+        if all(numbers) or self.is_warming:
             self._check_counts(batch, sizes[1:])
         self.take_time()
         y = x * 2
@@ -459,6 +530,14 @@ class SequenceInstance(SimulatedInstance):
 
     def compute(self, batch: Batch) -> None:
         x, start = (self.input(batch, name) for name in ("x", "start"))
+        if x.shape[1] == WARM_WIDTH and not x.any():
+            self.note(batch, [0])
+            batch.set_output("y", x)
+            if self.kind.remembers:
+                if (state := self.input(batch, "state")).any():
+                    self.complain(f"warms up with state {state.tolist()}")
+                batch.set_output("state out", self.input(batch, "state"))
+            return
         ready, corrid = (self.input(batch, name).reshape(-1) for name in ("ready", "corrid"))
         if x.shape[1] == 1:
             self._mourn(batch, corrid[ready != 0].tolist())

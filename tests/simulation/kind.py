@@ -7,6 +7,7 @@ numbers in front, multiples of the others behind.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,12 +23,18 @@ from inferd.backends.api import (
     StepSpec,
     SuppliedSpec,
     TensorSpec,
+    WarmupInput,
+    WarmupSpec,
 )
+
+if TYPE_CHECKING:
+    from tests.simulation.beside import Beside
 
 MAX_ROWS = 8
 IDLE_US = 5_000_000  # after which a sequence ends
 FIRST_QUESTION = 1 << 28  # numbers of what is asked again and again; requests have lower ones
 SCALE = 1 << 20  # numbers of requests are multiples of it in tensors
+WARM_WIDTH = 16  # of the rows of samples for warming up, which have zeros; no other rows are as long and have those
 INITIAL = 7  # what a state begins with
 PADDING = -5.0  # at the end of a row that is shorter than others
 BUCKETS = (3, 6, 16, 64)  # lengths that rows are made as long as
@@ -79,6 +86,10 @@ class Kind:
         mourns: it is told of every end of a sequence.
         ragged: it gets all elements in one dimension, and what the batch says about the shapes.
         padded: rows are as long as the longest of the batch for it.
+        beside: another input, which comes back; None: it has none.
+        flat: it has no batch dimension, so that each batch is one request, of any number of rows.
+        clumsy: now and then it answers a batch with what cannot be its answer.
+        warms: it executes samples before it serves.
         asks: its workers ask other models.
         max_inflight: requests of one of its steps at a time; 0: any number.
         single: ModelInfer may ask it, although it is decoupled, and gets its only answer.
@@ -116,6 +127,10 @@ class Kind:
     mourns: bool = False
     ragged: bool = False
     padded: bool = False
+    beside: Beside | None = None
+    flat: bool = False
+    warms: bool = False
+    clumsy: bool = False
     asks: bool = False
     sequence: SequenceSpec | None = None
     steps: tuple[StepSpec, ...] = ()
@@ -148,7 +163,7 @@ class Kind:
     @property
     def may_be_late(self) -> bool:
         """Whether its instances may get their threads with the first request."""
-        return not (self.steps or self.needs or self.sequence or self.style in ("worker", "gpu"))
+        return not (self.steps or self.needs or self.sequence or self.warms or self.style in ("worker", "gpu"))
 
     @property
     def is_seen(self) -> bool:
@@ -204,6 +219,10 @@ class Kind:
             return {"y": factor}
         return {"y": factor, **dict(self.more)}
 
+    def outputs(self, number: int) -> list[str]:
+        """The names of all outputs of a request, where models see this number."""
+        return [*self.factors(number), *(["v"] if self.beside else [])]
+
     @property
     def repeats(self) -> bool:
         """Whether a request may be executed more than once."""
@@ -234,17 +253,22 @@ class Kind:
         """With so many instances."""
         needs = (ResourceSpec("R", self.needs),) if self.needs else ()
         names = ("y", *dict(self.more))
+        more_inputs = (self.beside.tensor("w", is_input=True),) if self.beside else ()
+        more_outputs = (self.beside.tensor("v", is_input=False),) if self.beside else ()
         on = "GPU" if self.style == "gpu" else "CPU"
         instances = tuple(InstanceSpec(f"{version}_{i}", on, resources=needs, priority=i) for i in range(count))
         return ModelSpec(
             self.name,
             "" if self.steps else "simulated",
             platform="ensemble" if self.steps else "",
-            max_batch_size=self.rows,
+            max_batch_size=0 if self.flat else self.rows,
             inputs=(
-                TensorSpec("x", self.datatype, (-1,), ragged=self.ragged, pad_value=PADDING if self.padded else None),
+                TensorSpec(
+                    "x", self.datatype, self._dims, ragged=self.ragged, pad_value=PADDING if self.padded else None
+                ),
+                *more_inputs,
             ),
-            outputs=G if self.style == "odd" else tuple(self._output(name) for name in names),
+            outputs=G if self.style == "odd" else (*(self._output(name) for name in names), *more_outputs),
             batching=self.batching,
             queue=self.queue,
             sequence=self.sequence,
@@ -258,17 +282,31 @@ class Kind:
             decoupled=self.decoupled,
             single_responses=self.single,
             ensemble=EnsembleSpec(self.steps, self.max_inflight) if self.steps else None,
+            warmup=self._warmup() if self.warms else (),
         )
+
+    def _warmup(self) -> tuple[WarmupSpec, ...]:
+        """Two samples: one request, and a batch, where there are batches."""
+        inputs = {"x": WarmupInput(self.datatype, (2, WARM_WIDTH) if self.flat else (WARM_WIDTH,))}
+        if self.beside is not None and not self.beside.optional:
+            inputs["w"] = WarmupInput(self.beside.datatype, tuple(abs(dim) for dim in self.beside.dims))
+        rows = 1 if self.flat or self.batching is None else min(3, self.rows)
+        return WarmupSpec("one", 1, inputs), WarmupSpec("several", rows, inputs, count=2)
 
     @property
     def _state_dims(self) -> tuple[int, ...]:
         return (-1,) if self.remembers == "history" else (1,)
 
+    @property
+    def _dims(self) -> tuple[int, ...]:
+        """Dimensions of x and y as the configuration has them."""
+        return (-1, -1) if self.flat else (-1,)
+
     def _output(self, name: str) -> TensorSpec:
         like = "x" if self.ragged else ""
         labels = self.labels if name == "y" else ()
         return TensorSpec(
-            name, self.datatype, (-1,), labels=labels, like_input=like, cut_like="x" if self.padded else ""
+            name, self.datatype, self._dims, labels=labels, like_input=like, cut_like="x" if self.padded else ""
         )
 
     def _supplied(self) -> tuple[SuppliedSpec, ...]:

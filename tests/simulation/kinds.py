@@ -8,6 +8,7 @@ import numpy as np
 
 from inferd.backends.api import BatchingSpec, QueuePolicySpec, QueueSpec, SequenceSpec, StateSpec, StepSpec
 from tests.simulation.features import KINDS_OF_PAIRS
+from tests.simulation.instances import WARMED
 from tests.simulation.kind import IDLE_US, INITIAL, Kind, gated, step
 
 DELAYED = BatchingSpec(preferred_sizes=(4,), max_queue_delay_us=500)
@@ -54,6 +55,7 @@ CHOSEN = {
         Kind("shuttle", style="alternating", instances=(1, 1), duration_us=3000, weight=4),
         Kind("bolted", style="alternating", stops=True, fails=True, isolates=True, duration_us=20_000, weight=4),
         Kind("failing", fails=True),
+        Kind("clumsy", clumsy=True),
         Kind("native", style="native", factor=1, weight=4),
         Kind("gathered", style="native gathered", factor=1),
         Kind("brief", style="native brief", factor=1, weight=4),
@@ -243,6 +245,8 @@ def with_steps(kind: Kind) -> set[str]:
     """Names of all models that a request of this one may ask, with its own."""
     return {kind.name}.union(*(with_steps(KINDS[step.model]) for step in kind.steps))
 
+
+WARMED.update(name for kind in KINDS.values() if kind.warms for name in with_steps(kind))
 
 STEPS = {name: with_steps(kind) for name, kind in KINDS.items()}
 

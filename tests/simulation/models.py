@@ -59,6 +59,9 @@ class SimulatedBackend(Backend):
         return SimulatedModel(self, source.spec)
 
 
+WARMS_NS = 10_000  # after which it is looked whether an instance is warm
+
+
 @dataclass
 class SimulatedModel(Model):
     backend: SimulatedBackend
@@ -103,10 +106,12 @@ class InstanceThread(threading.Thread):
     world: World
     is_refused: Callable[[], bool]
     graphics: Graphics
+    warming: set[str]
 
     def __init__(self, *, args: tuple[Any, ...], **arguments: Any) -> None:
         super().__init__(args=args, **arguments)
         self._arguments = args
+        self.warms = arguments.get("name", "").rpartition("_")[0] in self.warming
         self.late = len(args) == 1  # its instance was made before, on another thread
         self._gone = False
 
@@ -118,7 +123,11 @@ class InstanceThread(threading.Thread):
             ready.add_done_callback(lambda ready: self._is_made(made, ready))
             closers = self.graphics.closers()
             super().start()
-            if ready.exception() is None:
+            if self.warms:  # which takes mutexes
+                self.world.admit(1)
+                while not ready.done():
+                    self.world.sleep(WARMS_NS)
+            elif ready.exception() is None:
                 self.world.admit(1 + self._companions(runner, closers))
         elif self.is_refused():
             raise RuntimeError("can't start new thread")
@@ -147,7 +156,7 @@ class InstanceThread(threading.Thread):
 
     def run(self) -> None:
         if not self.late:
-            self.world.stay_out(1)
+            self.world.stay_out(not self.warms)  # warm-up in the world takes mutexes
             self.graphics.stub.run_all(runs=True)
         try:
             super().run()
@@ -164,9 +173,16 @@ class InstanceThread(threading.Thread):
         super().join(timeout)
 
 
-def threads_of(world: World, is_refused: Callable[[], bool], graphics: Graphics) -> SimpleNamespace:
-    """Stands for the module `threading` where instances get their threads, some of which the system refuses."""
-    known = {"world": world, "is_refused": staticmethod(is_refused), "graphics": graphics}
+def threads_of(world: World, is_refused: Callable[[], bool], graphics: Graphics, warming: set[str]) -> SimpleNamespace:
+    """Stands for the module `threading` where instances get their threads, some of which the system refuses.
+
+    Args:
+        world: whose the threads are.
+        is_refused: whether the next one is.
+        graphics: its devices.
+        warming: prefixes of versions that warm up.
+    """
+    known = {"world": world, "is_refused": staticmethod(is_refused), "graphics": graphics, "warming": warming}
     thread = type("InstanceThread", (InstanceThread,), known)
     return SimpleNamespace(Thread=thread, Event=threading.Event, Lock=threading.Lock)
 

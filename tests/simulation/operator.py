@@ -39,6 +39,7 @@ from inferd.server.engine.pbtxt.source import Source
 from inferd.server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
 from inferd.server.errors import ConfigError, ServerError
 from inferd_client.pb import model_config_pb2
+from tests.simulation.blunders import blunder
 from tests.simulation.kernels import Make, draw_make
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.models import SimulatedBackend, Version, prefix_of
@@ -81,6 +82,7 @@ class Box:
         drain_seconds: that sequences may go on when it is replaced.
         late: its instances get threads with the first request.
         make: what they do on GPUs.
+        is_wrong: its configuration cannot be served.
     """
 
     kind: Kind
@@ -90,6 +92,12 @@ class Box:
     drain_seconds: int
     late: bool
     make: Make | None = None
+    is_wrong: bool = False
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What says which one it is."""
+        return self.kind.name, self.generation, self.revision
 
     @property
     def folder(self) -> ModelFolder:
@@ -123,7 +131,7 @@ class Shelf:
         random, old = self._random, self._boxes.get(kind.name)
         count = random.randint(*kind.instances)
         if old is not None and not files:
-            box = replace(old, revision=old.revision + 1, count=count)
+            box = replace(old, revision=old.revision + 1, count=count, is_wrong=False)
         else:
             generation, revision = (old.generation + 1, old.revision) if old is not None else (0, 0)
             late = kind.may_be_late and random.random() < self._simulation.late
@@ -132,6 +140,24 @@ class Shelf:
                 make = draw_make(Random(f"{self._simulation.outcome.seed} {kind.name} {generation}"), kind)
             box = Box(kind, generation, revision, count, random.choice((0, 1, 1, 3)), late, make)
         self._boxes[kind.name] = self._known[kind.name, box.generation, box.revision] = box
+
+    def spoil(self, name: str) -> Box:
+        """The model has a configuration that cannot be served."""
+        old = self._boxes[name]
+        box = replace(old, revision=old.revision + 1, is_wrong=True)
+        self._boxes[name] = self._known[name, box.generation, box.revision] = box
+        return box
+
+    def lies(self, box: Box) -> bool:
+        """Whether it is still there: nothing has been laid in its place."""
+        return self._boxes.get(box.kind.name) is box
+
+    def mend(self, box: Box) -> None:
+        """Correct this configuration, unless there is another one."""
+        name = box.kind.name
+        if self.lies(box):
+            right = replace(box, revision=box.revision + 1, is_wrong=False)
+            self._boxes[name] = self._known[name, right.generation, right.revision] = right
 
     def take(self, name: str) -> None:
         """The model is there no more."""
@@ -205,6 +231,7 @@ class Shop:
         self.ending: list[Version] = []
         self.taken: dict[str, Box] = {}
         self.moody = 0.0  # how often a model does not load
+        self.blunders: dict[tuple[str, int, int], str] = {}  # what is said of configurations that cannot be served
         self.failed_ns: dict[str, int] = {}  # when the load of a model failed last
         self.generations: dict[str, tuple[str, int]] = {}  # by prefix, the model and the generation of its files
         self.problem = ""
@@ -226,6 +253,8 @@ class Shop:
         else:
             prefix = self._next_prefix(kind)
         spec = kind.spec(prefix, box.count)
+        if kind.warms and not kind.steps:
+            simulation.warming.add(prefix)
         if spec.sequence is not None:
             spec = replace(spec, sequence=replace(spec.sequence, drain_seconds=box.drain_seconds))
         backend = SimulatedBackend(
@@ -236,9 +265,13 @@ class Shop:
         if box.make is not None:
             spec = box.make.applied(spec)
             simulation.tell("operator", f"has {box.make} for '{kind.name}'")
-        config = model_config_pb2.ModelConfig(name=kind.name, max_batch_size=kind.rows)
+        config = model_config_pb2.ModelConfig(name=kind.name, max_batch_size=spec.max_batch_size)
         config.parameters["generation"].string_value = str(box.generation)  # the fingerprint has it
         self.generations[prefix] = kind.name, box.generation
+        if box.is_wrong:
+            chosen = Random(f"{simulation.outcome.seed} {kind.name} {box.generation} {box.revision}")
+            spec, self.blunders[box.key] = blunder(chosen, spec)
+            config.parameters["wrong"].string_value = str(box.revision)
         if not kind.steps:
             config.instance_group.add(name="instances", count=box.count)
         return Prepared({1: VersionConfig(config, spec, Source(folder.path), None if kind.steps else backend)})
@@ -345,7 +378,12 @@ class WatchedVersion(LoadedVersion):
         assert hardware is not None
         if backend is not None and backend.late:
             hardware = replace(hardware, resources=None)
-        super().__init__(config, backend, source, service, max_queue, hardware, halt)
+        try:
+            super().__init__(config, backend, source, service, max_queue, hardware, halt)
+        except ValueError as error:
+            if "wrong" not in config.parameters:
+                raise
+            raise BackendError(str(error)) from None  # what the configuration's own rules find, before
         self.shop.made(self, backend)
 
     def change_instances(self, config: Any, specs: Sequence[Any], halt: Any = None) -> Any:
@@ -547,6 +585,8 @@ class Operator:
             self._unload(name)
             # clients would only be told that it is not there
             simulation.later(self._random.choice((MS, 5 * MS, 50 * MS)), lambda: self._bring_back(name))
+        elif deed < 0.75 and not (self.polls or simulation.demand.on or self._is_moody):
+            self._err(name)
         elif deed < 0.85:
             self._change(name, files=False)
         else:
@@ -560,6 +600,29 @@ class Operator:
         simulation.tell("operator", f"has {what} of '{name}'")
         if not self.polls:
             self._ask(name, simulation.engine.load(name), "load")
+
+    def _err(self, name: str) -> None:
+        """Have the server load what cannot be served, and then go back to what can."""
+        simulation = self._simulation
+        if simulation.kinds[name].steps or self._is_step(name):
+            return  # the engine's own rules find what does not fit together, before
+        simulation.tell("operator", f"has a wrong configuration of '{name}'")
+        self._ask(name, self._blunder(name, simulation.shelf.spoil(name)), "load")
+
+    async def _blunder(self, name: str, box: Box) -> None:
+        shop, shelf = self._simulation.shop, self._simulation.shelf
+        try:
+            await self._simulation.engine.load(name)
+        except ServerError as error:
+            said = shop.blunders.get(box.key)
+            if said is None or said not in str(error):
+                raise
+            self._simulation.tell("operator", f"hears of '{name}': {error}")
+        else:
+            if box.key in shop.blunders and shelf.lies(box) and not self._simulation.is_faulty:
+                raise Violation(f"'{name}' loads, where this was to be said: {shop.blunders[box.key]}")
+        finally:
+            shelf.mend(box)
 
     def _unload(self, name: str) -> None:
         simulation = self._simulation
@@ -608,6 +671,7 @@ class Operator:
                 or HALTED in text
                 or UNREACHABLE in text
                 or BROKEN in text
+                or any(said in text for said in self._simulation.shop.blunders.values())
             )
             known = known or self._simulation.graphics.explains(text, began_ns)
             known = known or (NO_ROOM in text and self._simulation.demand.lacks_room(STEPS[name]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -17,9 +18,11 @@ from inferd_client.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.simulation.ages import ENDS, is_too_late, may_drop
 from tests.simulation.audit import oldest, responses_wait
+from tests.simulation.beside import row_of_tensor
 from tests.simulation.demand import NO_LOADS
 from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
 from tests.simulation.kinds import KINDS, STEPS
+from tests.simulation.process import HEARD
 from tests.simulation.questions import Question, may_fail
 from tests.simulation.remote import NOTES
 from tests.simulation.rights import PERMISSION_DENIED, UNAUTHENTICATED
@@ -420,6 +423,10 @@ class Oracle:
             return False
         if status == INTERNAL and kind.lacks and text == f"model '{kind.name}' did not produce output 'z'":
             return not kind.steps and call.question % 2 == 0
+        if status == INTERNAL and call.question in simulation.executions.faults:
+            return text == simulation.executions.faults[call.question]
+        if status == INTERNAL and (expected := simulation.executions.spoilt.get(call.question, "")):
+            return expected in text
         failure = INVALID if kind.isolates else INTERNAL
         if kind.fails and status == failure and call.question in simulation.executions.failed:
             return True
@@ -471,34 +478,45 @@ class Oracle:
         if self.simulation.forwarding.must_refuse(call.headers):
             raise Violation(f"{call}: headers {call.headers} cannot be passed on, and it has an answer")
         factors = kind.factors(call.question)
-        self._check_head(call, response, list(factors))
+        self._check_head(call, response, list(call.wanted))
         if call.number in self.simulation.executions.stopped:
             raise Violation(f"{call}: its execution was stopped, and it has an answer")
+        if call.number in self.simulation.executions.spoilt:
+            raise Violation(f"{call}: its worker has given what is no answer, and it has one")
         if call.lost or (call.sequence is not None and call.sequence.broken):
             return
-        for index, (name, factor) in enumerate(factors.items()):
+        for index, name in enumerate(call.wanted):
+            if name == "v":
+                self._check_beside(call, response, index)
+                continue
             expected = call.expected
             if name != "y":
                 expected = call.x.copy()
-                expected[:, 1:] *= factor
+                expected[:, 1:] *= factors[name]
             in_region = call.region is not None and call.answer_at >= 0
             if name == "y" and call.classes:
                 self._check_classes(call, response)
                 continue
-            if not in_region and len(response.raw_output_contents) != len(factors):
-                raise Violation(f"{call}: {len(response.raw_output_contents)} tensors for {len(factors)} outputs")
+            if not in_region and len(response.raw_output_contents) != len(call.wanted):
+                raise Violation(f"{call}: {len(response.raw_output_contents)} tensors for outputs {call.wanted}")
             data = call.region.read(call) if in_region else response.raw_output_contents[index]
             self._check_tensor(call, data, tuple(response.outputs[index].shape), expected)
         told = {key: value for key, value in said_of(response.parameters).items() if key != FINAL}
         if kind.caches and kind.style != "worker" and told not in ({}, NOTES):
             raise Violation(f"{call}: parameters {told}, which Redis never had")
-        if kind.style == "worker" and not (kind.reuses or kind.splits):
+        if kind.style == "worker" and kind.reuses and not kind.splits:
+            heard = said_of(response.parameters).get(HEARD)
+            if heard != json.dumps(self.simulation.forwarding.said(call), sort_keys=True):
+                raise Violation(f"{call}: its answer is that to a request with parameters {heard}")
+        elif kind.style == "worker" and not kind.splits:
             self._check_parameters(call, response)
         if kind.style.startswith(("native", "gpu")) or kind.steps or kind.reuses:
             return
         times = self.simulation.executions.count.get((kind.name, call.number), 0)
         if times == 0 or (times != 1 and not kind.splits and not kind.repeats):
             raise Violation(f"{call}: answered, and executed {times} times")
+        if call.number in self.simulation.executions.faults:
+            raise Violation(f"{call}: {self.simulation.executions.faults[call.number]}, and it has an answer")
         if kind.fails and (call.x < 0).any():
             raise Violation(f"{call}: its execution failed, and it has an answer")
 
@@ -511,8 +529,8 @@ class Oracle:
 
     def check_row(self, call: Call, response: pb.ModelInferResponse) -> int:
         """Judge one of the answers to a request, which is for one of its rows; which."""
-        self._check_head(call, response, ["y"])
-        data = response.raw_output_contents[0]
+        self._check_head(call, response, list(call.wanted))
+        data = response.raw_output_contents[0]  # in the order of the model
         numbers = numbers_of(call, data)
         if not numbers.size:
             raise Violation(f"{call}: an answer without a number")
@@ -520,7 +538,24 @@ class Oracle:
         if not 0 <= row < len(call.x):
             raise Violation(f"{call}: an answer for row {row}")
         self._check_tensor(call, data, tuple(response.outputs[0].shape), call.expected[row : row + 1])
+        if "v" in call.wanted:
+            self._check_beside(call, response, 1, row)
         return row
+
+    @staticmethod
+    def _check_beside(call: Call, response: pb.ModelInferResponse, index: int, row: int = -1) -> None:
+        """Check the output that is as an input was, or one row of it."""
+        beside, rows = call.kind.beside, len(call.x) if row < 0 else 1
+        assert beside is not None
+        if call.given is None:
+            shape, data = beside.lacking(rows, not call.kind.flat)
+        else:
+            shape, data = call.given.shape, call.given.data
+            if row >= 0:
+                shape, data = (1, *shape[1:]), row_of_tensor(call.given, beside.datatype, row)
+        output, given = response.outputs[index], response.raw_output_contents[index]
+        if (output.datatype, tuple(output.shape)) != (beside.datatype, shape) or given != data:
+            raise Violation(f"{call}: v is {output.datatype} {list(output.shape)} {given[:80]!r}, not {shape} {data!r}")
 
     @staticmethod
     def _check_classes(call: Call, response: pb.ModelInferResponse) -> None:

@@ -24,10 +24,11 @@ import numpy as np
 from inferd._native.memory.arena import ArenaHandle
 from inferd.backends.python.process import AnyWorker
 from inferd.backends.python.worker import protocol as p
+from tests.simulation.beside import NUMBERS
 from tests.simulation.inquiries import Inquiry
 from tests.simulation.instances import Value
 from tests.simulation.kind import SCALE
-from tests.simulation.replies import Reply, draw_parameters
+from tests.simulation.replies import Reply, draw_parameters, spoilt
 from tests.simulation.senders import Sender
 from tests.simulation.wire import Violation
 
@@ -41,8 +42,10 @@ MS = 1000 * US
 TEMPERS = ("good", "good", "dying", "silent", "talking")
 DATATYPES = {8: np.int32, 9: np.int64, 5: np.uint64}  # by the numbers of model_config.proto
 X, START, READY, CORRID, STATE = range(5)  # tensors of models that keep sequences
+BESIDE = 1  # of others
 FLOOD = 100  # pieces of output, some of them large
 MOST = 3  # calls that are made for one batch
+HEARD = "heard"  # the parameter of an answer that says which parameters the request had
 PROMISED = Reply(None, promised=True)
 LAGGING, LATE_NS = 0.3, 20 * MS
 QUESTION = b'{"call": "is_model_ready", "name": "plain", "version": ""}'
@@ -56,11 +59,15 @@ class Asked:
         wire: the number that the wire gives it.
         tensors: by their indices in the configuration.
         place: where x lies in the arena, or -1.
+        beside: the other input as it came: its datatype by number, its shape and its bytes; None: it did not.
+        told: its parameters, as JSON.
     """
 
     wire: int
     tensors: dict[int, np.ndarray]
     place: int
+    beside: tuple[int, tuple[int, ...], bytes] | None = None
+    told: str = "{}"
 
     @property
     def x(self) -> np.ndarray:
@@ -279,7 +286,7 @@ class Process(AnyWorker):
             self.later(self.random.randint(0, 300 * US), self.end)
         elif self.temper == "silent" and self.random.random() < 0.05:
             return
-        elif self.temper == "talking" and self.random.random() < 0.1:
+        elif self.temper == "talking" and self.random.random() < 0.3:
             self._talk_nonsense(order)
         elif self.kind.asks:
             self._ask_others(order)
@@ -290,24 +297,24 @@ class Process(AnyWorker):
         """The request that begins there."""
         wire, _, count, _, extra, _ = p.REQUEST.unpack_from(record, at)
         at += p.REQUEST.size
-        tensors, places = {}, {}
+        tensors, places, beside = {}, {}, None
         for _ in range(count):
             index, datatype, rank, where, offset, size = p.TENSOR.unpack_from(record, at)
             shape = struct.unpack_from(f"<{rank}q", record, at + p.TENSOR.size)
             at += p.TENSOR.size + 8 * rank
             source = self.memory if where == p.ARENA else record
-            data = np.frombuffer(source[offset : offset + size], DATATYPES[datatype])
-            tensors[index] = data.reshape(shape)
+            content = bytes(source[offset : offset + size])
+            if self.kind.beside is not None and index == BESIDE:
+                beside = (datatype, shape, content)
+                continue
+            tensors[index] = np.frombuffer(content, DATATYPES[datatype]).reshape(shape)
             places[index] = offset if where == p.ARENA else place + offset if place >= 0 else -1
-        asked = Asked(wire, tensors, places[X])
+        asked = Asked(wire, tensors, places[X], beside)
         self._check_extra(asked, record, extra)
         return asked
 
     def _check_extra(self, asked: Asked, record: bytes, at: int) -> None:
         """Check that the worker is told what the client has sent beside tensors."""
-        call = self.town.simulation.oracle.open.get(asked.number)
-        if call is None or call.kind is not self.kind or call.message is None:
-            return
         told_id, parameters = "", b""
         if at:
             fields = p.EXTRA.unpack_from(record, at)
@@ -317,6 +324,10 @@ class Process(AnyWorker):
             at += id_size + correlation_size
             parameters = record[at : at + parameter_size]
         told = json.loads(parameters or b"{}", strict=False)
+        asked.told = json.dumps(told, sort_keys=True)
+        call = self.town.simulation.oracle.open.get(asked.number)
+        if call is None or call.kind is not self.kind or call.message is None:
+            return
         if told_id != str(call.number) or told != self.town.simulation.forwarding.said(call):
             raise Violation(f"{call}: its worker is told of request '{told_id}' with {told}")
         self.is_cancelled(asked)
@@ -327,7 +338,10 @@ class Process(AnyWorker):
         oracle = self.town.simulation.oracle
         call = oracle.open.get(asked.number)
         fails = self.kind.splits and self.kind.fails  # another part has failed
-        if is_cancelled and call is not None and call.kind is self.kind and not (fails or oracle.may_have_ended(call)):
+        # its time in the queue may be over just when the work that it waits for is taken from there
+        may_expire = self.kind.reuses and call is not None and call.timeout_us > 0
+        is_known = call is not None and call.kind is self.kind and not (fails or may_expire)
+        if is_cancelled and call is not None and is_known and not oracle.may_have_ended(call):
             raise Violation(f"{call}: its worker is told that it is cancelled")
         return is_cancelled
 
@@ -363,7 +377,23 @@ class Process(AnyWorker):
         if not self.inquiries and self.order is order:
             self._work(order)
 
+    def _answer_wrongly(self, order: Order) -> None:
+        """Answer one of the requests with what is none: its client hears that, or the worker is ended."""
+        replies, victim = [self._reply(asked) for asked in order.requests], self.random.randrange(len(order.requests))
+        record = b""
+        for index, reply in enumerate(replies):
+            piece = reply.record(len(record), -1)
+            if index == victim:
+                number = order.requests[index].number
+                piece, self.backend.executions.spoilt[number] = spoilt(self.random, piece, reply, len(self.memory))
+            record += piece
+        self.order = None
+        self.say(self.its_work, p.DONE, record, number=order.number)
+
     def _talk_nonsense(self, order: Order) -> None:
+        if not self.kind.decoupled and order.size < p.PACKET // 2 and self.random.random() < 0.7:
+            self._answer_wrongly(order)
+            return
         kind, number = self.random.choice(
             (
                 (p.DONE, order.number + 1),
@@ -409,9 +439,23 @@ class Process(AnyWorker):
             y[:, 1:] *= 2
         if kind.repeats and self.random.random() < 0.4:
             return Reply(None, state, again=True)
-        parameters = draw_parameters(self.random) if self.random.random() < 0.3 else {}
+        parameters: dict[str, Value] = draw_parameters(self.random) if self.random.random() < 0.3 else {}
+        if kind.reuses:
+            parameters = {HEARD: asked.told}
         self._remember(asked, parameters)
-        return Reply(y, state, parameters)
+        return Reply(y, state, parameters, beside=self._beside(asked))
+
+    def _beside(self, asked: Asked) -> tuple[int, tuple[int, ...], bytes] | None:
+        """The other output, where the model has one: as the input was."""
+        beside = self.kind.beside
+        if beside is None:
+            return None
+        if asked.beside is not None:
+            if asked.beside[0] != NUMBERS[beside.datatype]:
+                raise Violation(f"{self.name}: w of {asked.number} has datatype {asked.beside[0]}")
+            return asked.beside
+        shape, data = beside.lacking(len(asked.x), not self.kind.flat, of_model=True)
+        return NUMBERS[beside.datatype], shape, data
 
     def _remember(self, asked: Asked, parameters: dict[str, Value]) -> None:
         self.backend.executions.said[asked.number] = parameters

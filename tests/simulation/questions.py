@@ -287,18 +287,14 @@ def model_metadata(simulation: Simulation, random: Random) -> QuestionSpec:
     version = random.choice(("", "1"))
 
     def judge(question: Question, message: bytes) -> None:
-        kind = KINDS[model]
-        outputs = (
-            [("g", "BOOL", 1)]
-            if kind.style == "odd"
-            else [(name, kind.datatype, -1) for name in ("y", *dict(kind.more))]
-        )
+        spec = KINDS[model].spec("", 1)
         expected = pb.ModelMetadataResponse(
-            name=model, versions=["1"], platform="ensemble" if kind.steps else "simulated"
+            name=model, versions=["1"], platform="ensemble" if spec.ensemble else "simulated"
         )
-        expected.inputs.add(name="x", datatype=kind.datatype, shape=(-1, -1))
-        for name, datatype, size in outputs:
-            expected.outputs.add(name=name, datatype=datatype, shape=(-1, size))
+        batch = (-1,) if spec.max_batch_size else ()
+        for given, tensors in ((expected.inputs, spec.inputs), (expected.outputs, spec.outputs)):
+            for tensor in tensors:
+                given.add(name=tensor.name, datatype=tensor.datatype, shape=(*batch, *tensor.dims))
         if (told := pb.ModelMetadataResponse.FromString(message)) != expected:
             raise Violation(f"{question}: {told}")
         _must_be_there(question, model)
@@ -312,7 +308,7 @@ def model_config(simulation: Simulation, random: Random) -> QuestionSpec:
 
     def judge(question: Question, message: bytes) -> None:
         told = pb.ModelConfigResponse.FromString(message).config
-        if (told.name, told.max_batch_size) != (model, KINDS[model].rows):
+        if (told.name, told.max_batch_size) != (model, KINDS[model].spec("", 1).max_batch_size):
             raise Violation(f"{question}: {told}")
         _must_be_there(question, model)
 

@@ -75,7 +75,7 @@ class Region:
         self.calls.append(call)
         self._inputs[call.number] = SLOT * self._used
         os.pwrite(self.fd, call.x.tobytes(), SLOT * self._used)
-        del message.raw_input_contents[:]
+        del message.raw_input_contents[0]
         self._refer(message.inputs[0].parameters, call.x.nbytes)
         if output:
             call.answer_at = SLOT * self._used

@@ -21,6 +21,7 @@ from inferd.server.front.keepalive import ConnectionPolicy
 from inferd.server.front.peer import Peer
 from tests.simulation.ages import AGES, GRACES, SILENCES, STRIKES, Drops
 from tests.simulation.audit import audit_connections, audit_memos, free_kept
+from tests.simulation.blunders import err
 from tests.simulation.books import Books
 from tests.simulation.bounds import Bounds
 from tests.simulation.clients import Call, Client, draw_temper
@@ -203,10 +204,13 @@ class Simulation:
         self.known: dict[str, Kind] = {name: KINDS[name] for name in kinds_with_steps({n: KINDS[n] for n in names})}
         self.kinds = {name: kind for name, kind in self.known.items() if name not in scale.removed}
         self.outcome.models = tuple(self.kinds)
+        self.warming: set[str] = set()  # prefixes of versions that warm up
         self.unforeseen = Unforeseen.of_server()
         hook(world)
         self.graphics = Graphics(world, Random(f"{seed} graphics"), self.unforeseen.told)
-        engine_instances.threading = threads_of(world, self._refuses_thread, self.graphics)  # type: ignore[assignment]
+        engine_instances.threading = threads_of(  # type: ignore[assignment]
+            world, self._refuses_thread, self.graphics, self.warming
+        )
         has_gpus = any(kind.style == "gpu" for kind in self.known.values())
         self.disturbs = self.has("disturbed GPUs", 0.5, when=scale.operator and scale.errors and has_gpus)
         self.has_lodgers = self.has("lodgers", 0.3, when=scale.operator)
@@ -451,6 +455,7 @@ class Simulation:
     def run(self) -> None:
         """Until all is answered and every model has gone."""
         self._start_engine()
+        err(Random(f"{self.outcome.seed} blunders"), self.service)
         for client in self.clients:
             client.begin()
         if self.crowd is not None:

@@ -56,14 +56,11 @@ ELSEWHERE = {
     "ModelSpec.model_filenames": "models are made without files",
     "ModelSpec.parameters": "of backends",
     "ModelSpec.runtime": "of frameworks",
-    "ModelSpec.warmup": "kernels.py draws it for each version on GPUs",
     "ResourceSpec.is_global": "there is one device",
     "SequenceSpec.drain_seconds": "the operator of the world says when a version ends",
-    "StepSpec.optional": "models have one input",
+    "StepSpec.optional": "models in ensembles have one input",
     "StepSpec.version": "models have one version",
     "SuppliedSpec.values": "what stands for no and yes changes nothing but the tensor",
-    "TensorSpec.model_shape": "the same elements in another shape",
-    "TensorSpec.optional": "models have one input",
     "TensorSpec.shape_tensor": "of TensorRT",
 }
 """Fields that no kind sets, and why not."""

@@ -297,15 +297,15 @@ class Traces:
     def _check_success(self, call: Call, record: Record) -> None:
         """Check the record of a request that has a response."""
         kind = call.kind
-        if record["version"] != 1 or record["rows"] != len(call.x):
+        if record["version"] != 1 or record["rows"] != (1 if kind.flat else len(call.x)):
             raise Violation(f"{call}: {record['rows']} rows of version {record['version']} in its record")
         responses = len(call.x) if kind.decoupled else 1
         if record["responses"] != responses:
             raise Violation(f"{call}: {record['responses']} responses in its record, not {responses}")
         if (record["cached"] and not kind.caches) or (record["shared"] and not kind.reuses):
             raise Violation(f"{call}: cached {record['cached']}, shared {record['shared']}")
-        if not (kind.text or kind.decoupled or call.classes or call.region or call.lost):
-            sent = len(kind.encoded(call.expected)) * len(kind.factors(call.question))
+        if not (kind.text or kind.decoupled or kind.beside or call.classes or call.region or call.lost):
+            sent = len(kind.encoded(call.expected)) * len(call.wanted)
             if record["sent"] != sent:
                 raise Violation(f"{call}: {record['sent']} bytes are sent in its record, not {sent}")
         executes = not (kind.steps or kind.splits or kind.reuses)
@@ -318,14 +318,32 @@ class Traces:
             return
         kind = call.kind
         for tensor in inputs:
+            if tensor["name"] == "w":
+                self._check_beside(call, tensor)
+                continue
             self._check_tensor(call, tensor, call.x)
         if status == 0 and not (kind.decoupled or call.classes or call.region):
             for tensor in outputs:
                 expected = call.expected
+                if tensor["name"] == "v":
+                    self._check_beside(call, tensor)
+                    continue
                 if tensor["name"] != "y":
                     expected = call.x.copy()
                     expected[:, 1:] *= kind.factors(call.question)[tensor["name"]]
                 self._check_tensor(call, tensor, expected)
+
+    @staticmethod
+    def _check_beside(call: Call, tensor: Record) -> None:
+        """Check the tensor that is as its client gave it, or the model's that stands for one that was not given."""
+        beside = call.kind.beside
+        assert beside is not None
+        shape, data = beside.lacking(len(call.x), not call.kind.flat)
+        if call.given is not None:
+            shape, data = call.given.shape, call.given.data
+        told = tensor["datatype"], tuple(tensor["shape"]), tensor["data"]
+        if told[:2] != (beside.datatype, shape) or told[2] not in (None, data):
+            raise Violation(f"{call}: {tensor['name']} is {told} in its record, not {shape} {data!r}")
 
     @staticmethod
     def _check_tensor(call: Call, tensor: Record, expected: np.ndarray) -> None:

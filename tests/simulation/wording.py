@@ -25,6 +25,16 @@ NOTES = ("n", 'say "no"', "back\\slash", "\n\x01", "Größe")
 OURS = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout")
 UNKNOWN_FIELD = b"\xa0\x06\x01"  # field 100, a varint
 DEEPEST = 100  # groups, one in another, that a message may have
+SAME = (  # parameters that are told apart, although they are much alike
+    ("string_param", "1"),
+    ("string_param", "2"),
+    ("int64_param", 1),
+    ("int64_param", 2),
+    ("bool_param", True),
+    ("bool_param", False),
+    ("double_param", 1.5),
+    ("double_param", -1.5),
+)
 WRONG = (
     "model",
     "version",
@@ -68,22 +78,36 @@ MALFORMED: tuple[tuple[str, dict[str, object], str], ...] = (
 def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
     """Say the same in another way."""
     if call.region is None:
-        if call.x.size <= SMALL and random.random() < 0.15:
+        can_write = call.x.size <= SMALL and (call.given is None or bool(call.kind.beside and call.kind.beside.field))
+        if can_write and random.random() < 0.15:
             del message.raw_input_contents[:]
-            contents, values = message.inputs[0].contents, call.x.reshape(-1).tolist()
+            contents, values = x_of(message).contents, call.x.reshape(-1).tolist()
+            if call.kind.beside is not None:
+                call.kind.beside.write_out(message, call.given)
             if call.kind.text:
                 contents.bytes_contents.extend(map(written, values))
             else:
                 getattr(contents, call.kind.contents).extend(call.kind.typed(call.x).reshape(-1).tolist())
         if random.random() < 0.15:
-            for name in call.kind.factors(call.question):
+            names = call.kind.outputs(call.question)
+            if len(names) > 1 and random.random() < 0.5:
+                names = random.sample(names, random.randint(1, len(names)))
+            if call.kind.decoupled and "y" not in names:  # it says which row an answer is for
+                names.append("y")
+            for name in names:
                 message.outputs.add(name=name)
-            if call.kind.classifies and call.x.size <= SMALL and random.random() < 0.3:
+            if (
+                not (names[0] != "y" or call.kind.flat or not call.kind.classifies)
+                and call.x.size <= SMALL
+                and random.random() < 0.3
+            ):
                 call.classes = random.choice((1, 2, 1000))
                 message.outputs[0].parameters["classification"].int64_param = call.classes
     if random.random() < 0.1:
         message.model_version = "1"
-    if random.random() < 0.1:
+    if call.kind.reuses:  # there are few different requests of each question
+        message.MergeFrom(noted(random))
+    elif random.random() < 0.1:
         message.parameters["note"].string_param = random.choice(NOTES) * random.randrange(40)
         message.parameters["share"].double_param = random.choice((0.5, 0.1, -1e300))
         message.parameters["known"].bool_param = random.random() < 0.5
@@ -94,10 +118,20 @@ def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
         message.parameters["timeout"].int64_param = -5  # none
 
 
+def noted(random: Random) -> pb.ModelInferRequest:
+    """Some parameters, of few values: those of two requests often differ in one alone, or in none."""
+    said = pb.ModelInferRequest()
+    for name in ("note", "share"):
+        if random.random() < 0.08:
+            field, value = random.choice(SAME)
+            setattr(said.parameters[name], field, value)
+    return said
+
+
 def serialized(random: Random, message: pb.ModelInferRequest) -> bytes:
     """The bytes of the message, perhaps with a field that comes from a later version of the protocol."""
     data = message.SerializeToString()
-    if message.inputs and message.inputs[0].contents.fp64_contents and random.random() < 0.5:
+    if len(message.inputs) == 1 and message.inputs[0].contents.fp64_contents and random.random() < 0.5:
         data = singly(message)
     if message.parameters and random.random() < 0.2:
         data = malformed_before(random, message) + data
@@ -176,9 +210,16 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
     """The bytes of a request that has to be refused, made of one that need not be; and what the refusal has to say."""
     what = random.choice(WRONG)
     is_raw = bool(message.raw_input_contents)
+    beside = call.kind.beside
+    if beside is not None and random.random() < 0.5:
+        told = beside.spoil(random, call.kind.name, not call.kind.flat, message)
+        if told:
+            return message.SerializeToString(), told
     if what == "cut" and not is_raw:
         what = "none"  # what lies behind the inputs need not be there
-    given, model, rows = message.inputs[0], f"model '{call.kind.name}'", len(call.x)
+    if beside is not None and (what == "none" or (what == "contents" and call.given and not beside.field)):
+        what = "rank"
+    given, model, rows = x_of(message), f"model '{call.kind.name}'", len(call.x)
     text = f"input 'x' for {model}"
     if what == "model":
         message.model_name = "nobody"
@@ -197,7 +238,8 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
         text = f"All input dimensions should be specified for {text}, got {-rows} in dimension 0"
     elif what == "rank":
         given.shape.append(1)
-        text = f"unexpected shape for {text}. Expected [-1,-1], got [{rows},{call.x.shape[1]},1]. NOTE: max_batch_size"
+        note = "" if call.kind.flat else " NOTE: max_batch_size"
+        text = f"unexpected shape for {text}. Expected [-1,-1], got [{rows},{call.x.shape[1]},1].{note}"
     elif what == "input":
         given.name = "z"
         text = f"unexpected inference input 'z' for {model}"
@@ -206,8 +248,9 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
         del message.raw_input_contents[:]
         text = f"expected 1 inputs but got 0 inputs for {model}. Got input(s) [], but missing required input(s) ['x']."
     elif what == "twice":
+        if is_raw:
+            message.raw_input_contents.append(message.raw_input_contents[list(message.inputs).index(given)])
         message.inputs.append(given)
-        message.raw_input_contents.extend(list(message.raw_input_contents))
         text = "input 'x' already exists in request"
     elif what == "output":
         message.outputs.add(name="nothing")
@@ -229,6 +272,8 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
             text = f"invalid value for 'classification' parameter, expected value >= 1, got {asked.int64_param}"
     elif what == "contents":
         del message.raw_input_contents[:]
+        if is_raw and beside is not None:
+            beside.write_out(message, call.given)
         text = (
             f"unexpected explicit tensor data for input tensor 'x' for {model}, expected {_other(random, call, given)}"
         )
@@ -251,6 +296,11 @@ def malform(random: Random, message: pb.ModelInferRequest) -> str:
     if len(text) > 45:
         return text
     return f"invalid value type for '{key}' parameter, expected {text}"
+
+
+def x_of(message: pb.ModelInferRequest) -> pb.ModelInferRequest.InferInputTensor:
+    """The input that every request has."""
+    return next(each for each in message.inputs if each.name == "x")
 
 
 def _is_message(data: bytes) -> bool:
