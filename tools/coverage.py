@@ -98,6 +98,7 @@ def build(tree: Path) -> None:
         for prefix, packages in ((("inferd",), PACKAGES), ((), NEEDED))
         for package in packages
         for path in (tree / package).rglob("*.pyx")
+        if (ROOT / path.relative_to(tree)).exists()
     )
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     environment = os.environ | {"INFERD_BUILD": "coverage", "INFERD_ONLY": modules}
@@ -136,7 +137,9 @@ def collect(tree: Path) -> Statements:
     for notes in sorted(tree.rglob("*.gcno")):
         source = tree / "build/cython-coverage" / str(notes).partition("cython-coverage/")[2]
         source = source.with_suffix(".c")
-        if not source.exists() or not str(source).partition("cython-coverage/inferd/")[2].startswith(PACKAGES):
+        name = str(source).partition("cython-coverage/inferd/")[2]
+        is_left = not (ROOT / name).with_suffix(".pyx").exists()  # of a module that has gone since an earlier run
+        if is_left or not source.exists() or not name.startswith(PACKAGES):
             continue
         command = ["gcov", "--json-format", "--stdout", "--branch-probabilities", str(notes)]
         done = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True)

@@ -117,6 +117,8 @@ cdef class Batch:
             return None
         if tensor.reshaped or tensor.like_input or tensor.datatype == DT_BYTES or (tensor.variable and shape is None):
             return None
+        if tensor.cut_like:
+            return None  # the padding is not for the client
         if shape is None:
             shape = [self.batch.rows] if self.batch.signature.max_batch_size > 0 else []
             shape += [tensor.dims[i] for i in range(tensor.rank)]

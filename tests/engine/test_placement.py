@@ -98,6 +98,24 @@ async def test_outputs_without_a_place(tmp_path, memory, config, message):
     assert places == [None]
 
 
+async def test_padding_does_not_reach_the_client(tmp_path, memory):
+    """The model's output is longer than the client's: it has no place in the client's memory."""
+
+    def execute(batch):
+        x = batch.input("x").numpy()
+        places.append(batch.place("y", x.shape))
+        batch.set_output("y", x + 1)
+
+    places = []
+    padded = 'parameters { key: "pad" value { string_value: "x=7" } } parameters { key: "pad_buckets" value '
+    padded += '{ string_value: "4" } } parameters { key: "unpad" value { string_value: "y=x" } }'
+    async with Served(tmp_path, execute, memory, CONFIG + padded) as served:
+        memory[:4] = range(4)
+        await served.ask(placed(2, rows=2, to=8, room=64))
+    assert places == [None]
+    assert memory[8:16].tolist() == [1, 2, 3, 4, 0, 0, 0, 0]
+
+
 async def test_requests_that_lie_one_behind_the_other_are_one_input(tmp_path, memory):
     def execute(batch):
         seen.append((batch.request_count, batch.placed, address(batch) % 4096))

@@ -149,7 +149,9 @@ class InstanceThread(threading.Thread):
     def _is_made(self, made: list[Any], ready: Any) -> None:
         """On this thread: the instance is there, or cannot be made, and then the thread ends."""
         runner = made.pop()  # the future keeps what it has called
-        if ready.exception() is None:
+        if self.warms:
+            self.world.join(self.name)  # unless it has, for its warm-up
+        elif ready.exception() is None:
             self.world.stay_out(0)
         if isinstance(runner.instance, KernelInstance):
             runner.instance.serves()

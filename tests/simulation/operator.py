@@ -303,6 +303,8 @@ class Shop:
         version = Version(kind, backend, loaded)
         self._by_lane[loaded.lane] = version
         simulation.traces.loaded(version)
+        if kind.steps and kind.warms:
+            simulation.oracle.asked(kind, at_any_time=True)  # its steps, before it serves
 
     def version_of(self, loaded: LoadedVersion) -> Version:
         return self._by_lane[loaded.lane]
@@ -345,6 +347,13 @@ class Shop:
         # Redis may be asked for longer than a request lives
         all_looked_up = not (simulation.is_faulty or simulation.sharing or simulation.remote.on)
         simulation.books.left(version, all_looked_up=all_looked_up, is_faulty=simulation.is_faulty)
+
+    def closed(self, loaded: LoadedVersion) -> None:
+        """A version has been closed, which perhaps nothing has ever found: its warm-up has failed."""
+        version = self._by_lane.get(loaded.lane)
+        if version is not None and version not in self.ending:
+            self.simulation.tell("engine", f"never serves {version.prefix}")
+            del self._by_lane[loaded.lane]
 
     def failed(self, name: str) -> None:
         """The load of a model has failed."""
@@ -392,6 +401,10 @@ class WatchedVersion(LoadedVersion):
         wait = super().change_instances(config, specs, halt)
         version.count = len(specs)
         return wait
+
+    def close(self) -> None:
+        super().close()
+        self.shop.closed(self)
 
 
 class WatchedTable(ModelTable):

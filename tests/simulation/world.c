@@ -1652,8 +1652,9 @@ int world_idle(const char *prefix) {
     return count;
 }
 
-/* On a thread that names itself nowhere in native code: it is of the world from now on. Without the GIL. */
+/* On a thread that perhaps names itself nowhere in native code: it is of the world from now on. Without the GIL. */
 void world_join(const char *name) {
+    if (self != NULL) return;
     named = 1;
     snprintf(own_name, sizeof own_name, "%s", name);
     join_world();
