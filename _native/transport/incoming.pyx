@@ -7,7 +7,7 @@ block from the first bytes on.
 Messages wait until a handler takes them; while many wait, the stream gets no more flow control credit.
 """
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memmove
 
@@ -95,10 +95,11 @@ cdef void deframe(Stream *stream, const uint8_t *data, size_t size) noexcept nog
         if receiver.state == RECEIVING_PREFIX:
             if receiver.prefix_size == 0 and not stream.single:
                 receiver.begun_ns = stream.conn.host.now_ns
-            receiver.prefix[receiver.prefix_size] = data[0]
-            receiver.prefix_size += 1
-            data += 1
-            size -= 1
+            part = min(size, PREFIX - receiver.prefix_size)
+            memcpy(&receiver.prefix[receiver.prefix_size], data, part)
+            receiver.prefix_size += <uint32_t> part
+            data += part
+            size -= part
             if receiver.prefix_size == PREFIX:
                 begin_message(stream)
             continue
