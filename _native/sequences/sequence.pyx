@@ -128,12 +128,12 @@ cdef uint8_t *room_for(Sequence *sequence, uint32_t i, const StatePlan *plan, si
     # memory of the state's own for `size` bytes: what it has, or a new block that replaces it
     cdef InputData *state = &sequence.states[i]
     cdef Block *own = sequence.own[i]
-    if own != NULL and own.size >= size and load32(&own.references) == 1:  # there is no other reader
-        return own.data
-    own = block_take(max(size, 2 * state.size) if plan.growable else size)
-    if own == NULL:
-        return NULL
-    sequence.own[i] = own
+    if own == NULL or own.size < size or load32(&own.references) != 1:  # more than one: there is another reader
+        own = block_take(max(size, 2 * state.size) if plan.growable else size)
+        if own == NULL:
+            return NULL
+        sequence.own[i] = own
+    assert_that(own.size >= size)
     return own.data
 
 
