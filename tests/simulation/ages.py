@@ -109,7 +109,7 @@ def may_drop(client: Client) -> bool:
 def is_too_late(call: Call | Refused | Talk | Question, text: str) -> bool:
     """Whether the connection of a call has been ending for so long that its calls are ended with this text, or it is a
     stream, or of a sequence, and these end before."""
-    if call.client.end.over == text:
+    if text in call.client.end.over:
         return True
     is_stream = not hasattr(call, "kind") or getattr(call, "talk", None) is not None
     return text == STOPPING and is_stream and call.client.simulation.operator.is_stopping

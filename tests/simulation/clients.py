@@ -789,7 +789,7 @@ class Client:
     def _may_end(self) -> bool:
         """Whether the server may end the connection: it said so, and has answered what it had taken."""
         simulation = self.simulation
-        if self.end.over == STOPPING:
+        if STOPPING in self.end.over:
             return True  # the grace is over: who takes longer to read the last answers does not get them
         if self.temper.dawdles:
             return True  # the server has no more time for it

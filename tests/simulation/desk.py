@@ -179,7 +179,7 @@ class WatchedConnection(Connection):
 
     def fail_calls(self, details: str) -> None:
         if (end := self.sockets.end_at(self.peer)) is not None:
-            end.over = details
+            end.over.add(details)
         super().fail_calls(details)
 
 

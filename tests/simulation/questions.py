@@ -196,8 +196,10 @@ class Questions:
         self.told.pop(name, None)
 
     def heard(self, call: Call) -> None:
-        """A call has a good answer, which the version that serves has given if it was opened under it."""
-        if call.kind.name in self.good and self._simulation.oracle.since[call.kind.name] < call.opened_ns:
+        """A call has a good answer, which the version that serves has given if it was opened under it; a sequence stays
+        with the version under which it began."""
+        begun_ns = call.opened_ns if call.sequence is None else call.sequence.begun_ns
+        if call.kind.name in self.good and self._simulation.oracle.since[call.kind.name] < begun_ns:
             self.good[call.kind.name] += 1
 
     # -- clients

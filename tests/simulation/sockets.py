@@ -57,7 +57,7 @@ class End:
         self.sent = 0  # bytes that the server's end has, or had
         self.knew = False  # the peer knew that the connection ends, before further calls were refused
         self.dropped = False  # the door has closed it at once
-        self.over = ""  # what open calls were told when their time was over
+        self.over: set[str] = set()  # what open calls were told when their time was over: each time may end another one
         self._marks: deque[tuple[int, Callable[[], None], bool]] = deque()
 
     @property

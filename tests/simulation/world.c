@@ -522,7 +522,7 @@ static int sim_timerfd_create(int clock, int flags) {
     (void)flags;
     int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     int i;
-    for (i = 0; i < timer_count && timers[i].fd != fd && fcntl(timers[i].fd, F_GETFD) >= 0; i++) {} /* or a closed one */
+    for (i = 0; i < timer_count && timers[i].fd >= 0; i++) {} /* or a closed one */
     if (i == TIMERS) abort();
     if (i == timer_count) timer_count++;
     timers[i].fd = fd;
@@ -538,6 +538,17 @@ static int sim_timerfd_settime(int fd, int flags, const struct itimerspec *t, st
     for (i = 0; i < timer_count; i++)
         if (timers[i].fd == fd) timers[i].due_ns = ns ? ns : NEVER;
     return 0;
+}
+
+/* its number may soon be that of something else, so that only this tells that a timer has gone */
+static int sim_close(int fd) {
+    int i;
+    for (i = 0; i < timer_count; i++)
+        if (timers[i].fd == fd) {
+            timers[i].fd = -1;
+            timers[i].due_ns = NEVER;
+        }
+    return close(fd);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
@@ -1302,6 +1313,7 @@ static const struct {
     {"shutdown", sim_shutdown, 0},
     {"timerfd_create", sim_timerfd_create, 0},
     {"timerfd_settime", sim_timerfd_settime, 0},
+    {"close", sim_close, 0},
     {"malloc", sim_malloc, 1},
     {"calloc", sim_calloc, 1},
     {"realloc", sim_realloc, 1},
