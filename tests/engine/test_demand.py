@@ -163,6 +163,19 @@ async def test_a_failed_load_is_answered_to_all_and_tried_again_later(tmp_path, 
         assert (await ask(engine, "a")).status == Status.OK
 
 
+async def test_a_model_that_is_loaded_after_a_failure_is_ready_in_the_index_and_comes_back(tmp_path) -> None:
+    """Guards that the pause after a failed load ends when a client has loaded the model itself."""
+    async with lazy(tmp_path) as (engine, shelf):
+        shelf.broken = {"a"}
+        assert (await ask(engine, "a")).status == Status.UNAVAILABLE
+        shelf.broken = set()
+        await engine.load("a")
+        [entry] = [each for each in await engine.repository_index() if each.name == "a"]
+        assert (entry.state, entry.reason) == ("READY", "")
+        await engine.unload("a")
+        assert (await ask(engine, "a")).status == Status.OK
+
+
 async def test_the_failure_that_is_remembered_is_an_error_anew_for_each_who_asks(tmp_path) -> None:
     """Guards memory: an error that is raised again and again gets longer, and its frames hold what they have made."""
     errors: list[Unavailable] = []

@@ -139,9 +139,12 @@ class Demand:
         return not self._closed and (self._callers[name] > 0 or self._infer.awaits(name))
 
     def _changed(self, name: str, version: int | None, ready: bool) -> None:
-        """A version has become ready or unready. Once one is ready, no request waits for the rest of the load."""
-        if ready and version is not None and name in self._loads and self._models.versions(name):
-            self._infer.resume(name)
+        """A version has become ready or unready. Once one is ready, no request waits for the rest of the load, and a
+        failure before, after which somebody else has had it loaded, says nothing any more."""
+        if ready and version is not None and self._models.versions(name):
+            self._failed.pop(name, None)
+            if name in self._loads:
+                self._infer.resume(name)
 
     def _note_waiter(self, name: str, load: ModelLock, asked_by: str) -> None:
         """Record that the load of `asked_by` waits for a load of this model, until that load ends.
