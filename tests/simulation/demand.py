@@ -51,16 +51,31 @@ class Demand:
         return budget is not None and budget < _bytes({*names, *stay} & simulation.kinds.keys())
 
     def look(self) -> None:
-        """After each step: memory is within the budget.
+        """After each step: memory is within the budget, but for models that the server could not read when it asked
+        how large they are.
 
         Raises:
             Violation: it is not, and that is not because of what stays.
         """
         simulation = self._simulation
         budget = simulation.operator.control.budget if self.on else None
-        if budget is not None and (taken := _bytes(simulation.versions)) > budget and not self.lacks_room(()):
+        if budget is None or (taken := _bytes(simulation.versions)) <= budget or self.lacks_room(()):
+            return
+        if _bytes(simulation.versions.keys() - self._unread()) > budget:
             there = ", ".join(sorted(simulation.versions))
             raise Violation(f"models of {taken} bytes are there, and the budget is {budget}: {there}")
+
+    def _unread(self) -> set[str]:
+        """The models that could not be read, or were below one that could not, before they came."""
+        simulation = self._simulation
+        found: set[str] = set()
+        for name, unread_ns in simulation.shelf.unread_ns.items():
+            for each in STEPS[name] & simulation.versions.keys():
+                away = simulation.oracle.away.get(each, ())
+                gone_ns = away[-1][0] if away else 0
+                if gone_ns <= unread_ns <= simulation.oracle.since[each]:
+                    found.add(each)
+        return found
 
     def rest(self) -> None:
         """When nothing can go on: nobody waits for a model that is there.

@@ -119,6 +119,7 @@ class Shelf:
         self._boxes: dict[str, Box] = {}
         self._known: dict[tuple[str, int, int], Box] = {}
         self.moody = 0.0  # how often it cannot be read
+        self.unread_ns: dict[str, int] = {}  # when a model could not be read last
         self.slow_ns = (0, 0, 0, 50 * US, 50 * US, MS, 20 * MS)
 
     def __str__(self) -> str:
@@ -200,7 +201,11 @@ class Shelf:
 
     def find(self, name: str) -> ModelFolder | None:
         """See RepositorySource."""
-        self._read()
+        try:
+            self._read()
+        except ConfigError:
+            self.unread_ns[name] = self._simulation.world.now()
+            raise
         box = self._boxes.get(name)
         return box.folder if box is not None else None
 
@@ -611,7 +616,9 @@ class Operator:
         simulation.shelf.lay(simulation.kinds[name], files=files)
         what = f"files {simulation.shelf.generation_of(name)}" if files else "another configuration"
         simulation.tell("operator", f"has {what} of '{name}'")
-        if not self.polls:
+        if self.polls:
+            self._deeds += 1
+        else:
             self._ask(name, simulation.engine.load(name), "load")
 
     def _err(self, name: str) -> None:
@@ -641,6 +648,7 @@ class Operator:
         simulation = self._simulation
         simulation.tell("operator", f"unloads '{name}'")
         if self.polls:
+            self._deeds += 1
             simulation.shelf.take(name)
         else:
             self._unloaded_ns[name] = 1 << 62  # that takes its time

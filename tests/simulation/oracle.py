@@ -62,6 +62,11 @@ FAILED_FOR = ("INTERNAL", "DEADLINE_EXCEEDED", "INVALID_REQUEST", "LIMIT_EXCEEDE
 UNREACHED = ("open requests, which is its limit",)  # limits that no simulation comes to
 SLOW = re.compile(r"the request has not arrived within ([\d.]+) s: (\d+) bytes of its message have come$")
 SLOWEST = 16 << 10  # bytes a second
+UNREAD = re.compile(
+    r"the client has not read its responses for (\d+) s while other requests wait for the instance that makes them; "
+    "read faster, or ask for less at a time$"
+)
+UNREAD_PATIENCE = 3  # seconds in which a client may not read what others wait for
 IN_ENSEMBLE = re.compile(r"^(in ensemble '[^']*', )+")  # in front of what a step says
 RESET = 100  # and the code of RST_STREAM: in place of a status
 
@@ -295,6 +300,7 @@ class Oracle:
             allowed = allowed or (status == EXHAUSTED and simulation.bounds.holds_too_much(text))
             allowed = allowed or (status == RESET + ENHANCE_YOUR_CALM and self._may_evict(talk))
             allowed = allowed or self._may_seem_slow(status, text)
+            allowed = allowed or (status == EXHAUSTED and self._kept_waiting(talk, text, now))
         if not allowed:
             unanswered = [call.number for call in talk.open]
             raise Violation(f"{talk}: status {status} '{text}', and requests {unanswered} are open")
@@ -362,6 +368,14 @@ class Oracle:
         if found is None:  # the text needs memory
             return self.simulation.has_no_text(text)
         return float(found[1]) + 0.1 > limit + int(found[2]) / SLOWEST
+
+    def _kept_waiting(self, talk: Talk, text: str, now: int) -> bool:
+        """Whether the client of a stream reads slowly what decoupled models answer, for which others have to wait, and
+        has done so for as long as this says."""
+        found = UNREAD.match(text)
+        if found is None or talk.client.temper.prompt or not talk.rows:
+            return False
+        return int(found[1]) >= UNREAD_PATIENCE and now - talk.opened_ns >= int(found[1]) * 1000 * MS
 
     def refused(self, call: Call, text: str) -> None:
         """A request on a stream has an error, of which only the text is known."""
