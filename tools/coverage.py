@@ -9,7 +9,10 @@ gcov counts lines and branches of the C that Cython has made. Each C line belong
 the comment above it names. A statement is reached when one of its C lines was executed. Branches are those of
 conditions and loops of the source; what Cython adds, such as the check of every call for an exception, is left out, and
 so is the wrapper that unpacks the arguments of a Python function. The code of a .pxd is in many modules: it is reached
-when it is in one of them.
+when it is in one of them. Left out is, too, what no input can decide: assertions, which release builds do not compute;
+the defaults of arguments; how many values are unpacked; and whether an iteration over a Python object, which Cython
+writes for lists, for tuples and for iterators, is over one or another of these. Of the copies that Cython makes of a
+`finally`, one for each way out, the decisions are counted once.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,14 @@ ORIGIN = re.compile(r'/\* "inferd/((?:_native|backends)/[\w/]+\.(?:pyx|pxd))":(\
 END = re.compile(r"\s*/\* (?:function exit code|Python wrapper|#### Code section)")
 DECISION = re.compile(r"\s*(?:\} else )?(?:if|while|for|switch) \(|\s*case |\s*default:")
 OF_CYTHON = re.compile(r"__PYX_ERR|\bPy[A-Z_]|__Py[a-z]|_Py[A-Z]|CYTHON_|__pyx_(?:err|exc|lineno|gilstate)")
+# arguments, unpacked values, generators, and the three ways of an iteration
+OF_CYTHON_TOO = re.compile(
+    r"__pyx_nargs|__pyx_optional_args|__pyx_cur_scope|\bvalues\[\d+\]|\bexc_type\b|\bindex ?=|unlikely\(size != \d"
+    r"|\(likely\(!__pyx_t_\d+\)|unlikely\(!__pyx_t_\d+\)|unlikely\(__pyx_t_\d+ == \d+\)\) break"
+)
+ITERATION = re.compile(r"__pyx_t_\d+ >= __pyx_temp\) break;")  # of lists, and again of tuples
+TEMPORARY = re.compile(r"__pyx_(?:t_|L|lineno)\d*|__pyx_fuse_\d+")
+UNDECIDED = re.compile(r"\s*(?:assert_that\(|assert_move\(|(?:cdef|cpdef|def)\b[^=]*?\w+\()")
 DEFINITION = re.compile(r"\s*(?:cdef|cpdef|def|class|ctypedef)\b[^=]*?(?:\(|:$)|\s*@|\s*(?:from|import|cimport)\b")
 FUNCTION = re.compile(r"(\s*)(?:cdef|cpdef|def)\b[^=]*?(\w+)\(")
 # Forks end by os._exit, which writes no counts. A process that replaced itself (execve) would lose its counts, too.
@@ -54,6 +66,7 @@ class Statement:
     branches: dict[tuple[int, int], int] = field(default_factory=dict)  # by decision: how often it was taken
 
 
+ITERATED = 1 << 20  # the place of the end of an iteration
 Statements = dict[str, dict[int, Statement]]  # by file and line
 
 
@@ -168,23 +181,59 @@ class Origin:
 def origins_of(text: str) -> dict[int, Origin]:
     """By the number of a line of C."""
     origins: dict[int, Origin] = {}
-    current: tuple[str, int] | None = None
     places: dict[tuple[str, int], int] = {}
-    in_comment = False
-    for number, line in enumerate(text.splitlines(), 1):
-        if found := ORIGIN.search(line):
-            current = (found[1], int(found[2]))
-            in_comment = True
-        elif END.match(line):
-            current = None
-        if not in_comment and current is not None:
-            place = -1
-            if DECISION.match(line) and not OF_CYTHON.search(line):
-                place = places[current] = places.get(current, -1) + 1
-            origins[number] = Origin(*current, place)
-        if in_comment and line.rstrip().endswith("*/"):
-            in_comment = False
+    copies: dict[tuple[str, int, str], list[int]] = {}  # the places of what was seen before
+    for (file, line), visit in visits_of(text):
+        decided = [number for number, code in visit if is_decision(code)]
+        if line in undecided(file):
+            decided = []
+        told = "\n".join(code.strip() for number, code in visit if decided and number <= decided[-1])
+        key = (file, line, TEMPORARY.sub("T", told))
+        if key not in copies:
+            first = places.get((file, line), 0)
+            copies[key] = list(range(first, first + len(decided)))
+            places[file, line] = first + len(decided)
+        place_of = dict(zip(decided, copies[key], strict=True))
+        for number, code in visit:
+            place = ITERATED if number in place_of and ITERATION.search(code) else place_of.get(number, -1)
+            origins[number] = Origin(file, line, place)
     return origins
+
+
+def is_decision(code: str) -> bool:
+    """Whether a line of C decides something that the source has decided."""
+    return DECISION.match(code) is not None and OF_CYTHON.search(code) is None and OF_CYTHON_TOO.search(code) is None
+
+
+def visits_of(text: str) -> Iterator[tuple[tuple[str, int], list[tuple[int, str]]]]:
+    """The runs of lines of C, with their numbers, that come from one line of a source."""
+    current: tuple[str, int] | None = None
+    visit: list[tuple[int, str]] = []
+    in_comment = False
+    for number, code in enumerate(text.splitlines(), 1):
+        found = ORIGIN.search(code)
+        if found or END.match(code):
+            if current is not None:
+                yield current, visit
+            current, visit = (found[1], int(found[2])) if found else None, []
+            in_comment = in_comment or found is not None
+        if not in_comment and current is not None:
+            visit.append((number, code))
+        if in_comment and code.rstrip().endswith("*/"):
+            in_comment = False
+    if current is not None:
+        yield current, visit
+
+
+@cache
+def undecided(file: str) -> frozenset[int]:
+    """The lines of a source with assertions, and with the arguments of functions: no input decides anything there."""
+    found, depth = set(), 0
+    for number, line in enumerate((ROOT / file).read_text().splitlines(), 1):
+        if depth or UNDECIDED.match(line):
+            found.add(number)
+            depth += line.count("(") - line.count(")")
+    return frozenset(found)
 
 
 def add(statements: Statements, lines: list[dict[str, Any]], origins: dict[int, Origin]) -> None:

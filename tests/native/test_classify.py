@@ -11,46 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd._native.tensors.classify import classify_tensor
-
-DTYPES = {
-    "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
-    "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
-    "FP32": "<f4", "FP64": "<f8",
-}  # fmt: skip
+from tests.native.classes import DTYPES, order, ours, texts
 
 COMMA = struct.pack("<8I4s2I", 0x20031114, 6, 32, 34, 35, 36, 40, 44, b",", ord(","), 0) + b"ASCII\0"
 """glibc's LC_NUMERIC of a locale with a decimal comma: the offsets of its six fields, and these."""
-
-
-def order(row: np.ndarray) -> list[int]:
-    """Indices by falling value, NaN last, equal ones by index."""
-
-    def key(index: int):
-        value = row[index].item()
-        return (1, 0, index) if value != value else (0, -value, index)
-
-    return sorted(range(len(row)), key=key)
-
-
-def texts(array: np.ndarray, k: int, labels=()) -> list[str]:
-    found = []
-    for row in array:
-        for index in order(row)[:k]:
-            value = "nan" if row[index] != row[index] else f"{row[index]:f}" if array.dtype.kind == "f" else row[index]
-            label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
-            found.append(f"{value}:{index}{label}")
-    return found
-
-
-def ours(array: np.ndarray, k: int, labels=()) -> list[str]:
-    name = next(n for n, d in DTYPES.items() if np.dtype(d) == array.dtype)
-    content = classify_tensor(array.tobytes(), name, *array.shape, k, labels)
-    found = []
-    while content:
-        (size,) = struct.unpack_from("<I", content)
-        found.append(content[4 : 4 + size].decode())
-        content = content[4 + size :]
-    return found
 
 
 def test_text_of_each_element():

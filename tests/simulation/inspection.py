@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 from inferd._native.memory.shm import CUDA, SHARED, SYSTEM
 from inferd._native.service.exposition import KINDS, ModelMetrics
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
+    from tests.simulation.kind import Kind
     from tests.simulation.models import Version
     from tests.simulation.simulation import Simulation
 
-MS = 1_000_000
-BOUNDS = (MS // 10, MS // 2, MS, 5 * MS, 50 * MS, 1000 * MS)
+US, MS = 1000, 1_000_000
+POWERS = tuple(US << power for power in range(26))  # bounds by which every version counts
+OTHERS = (1, 100 * US, MS // 2, 5 * MS, 50 * MS, 100 * MS, 1000 * MS)  # by some of them a version counts, too
+UNITS = (1, US, MS, 1000 * MS)
+# families, and by which names the statistics have the same
+COUNTED = {"success": "success", "cache_hits": "cache_hit", "cache_misses": "cache_miss"}
+PHASES = ("queue", "compute_input", "compute_infer", "compute_output")  # of a request that is executed
+HISTOGRAMS = {
+    "request_histogram": "success",
+    "queue_histogram": "queue",
+    "compute_input_histogram": "compute_input",
+    "compute_infer_histogram": "compute_infer",
+    "compute_output_histogram": "compute_output",
+}
 Samples = dict[str, float]  # by what stands in front of the value
 
 
@@ -23,12 +37,38 @@ def read_metrics(version: Version) -> None:
     Raises:
         Violation: figures do not agree with each other, or with what was told before.
     """
-    kind = version.kind
-    metrics = ModelMetrics(
-        [(version.loaded.lane, b'model="m",version="1"', not kind.steps, kind.caches, kind.decoupled)]
-    )
+    kind, lane = version.kind, version.loaded.lane
+    random = Random(version.prefix)
+    bounds = tuple(sorted({*random.sample(POWERS, random.randrange(12)), *random.sample(OTHERS, 3)}))
+    unit, point = random.choice(UNITS), random.random() < 0.5
+    metrics = ModelMetrics([(lane, b'model="m",version="1"', not kind.steps, kind.caches, kind.decoupled)])
+    earlier = lane.statistics()
     metrics.read()
-    found = {name: samples_of(metrics.render(name, name.encode(), 1, BOUNDS, name < "m")) for name in sorted(KINDS)}
+    later = lane.statistics()
+    random = Random(f"{version.prefix} {version.over}")
+    examples = sorted((random.choice((1, US, MS - 1, MS, 1 << 60)), b' # {of="%d"} 1' % each) for each in range(3))
+    if random.random() < 0.5:
+        metrics.illustrate(0, examples)
+    else:
+        examples = []
+    texts = {name: metrics.render(name, name.encode(), unit, bounds, point) for name in sorted(KINDS)}
+    found = {name: samples_of(text) for name, text in texts.items()}
+    check_examples(version, texts["request_histogram"].decode(), examples if point else [], unit)
+    for told in (earlier, later):
+        check_books(version, told)
+    for name, of in COUNTED.items():
+        between(version, name, earlier[of][0], value_of(found[name]), later[of][0])
+    for name, of in (("inferences", "inference_count"), ("executions", "execution_count")):
+        between(version, name, earlier[of], value_of(found[name]), later[of])
+    for name, of in HISTOGRAMS.items():
+        between(version, name, earlier[of][0], value_of(found[name], "_count"), later[of][0])
+        between(version, name, earlier[of][1], round(value_of(found[name], "_sum") * unit), later[of][1], unit)
+    for bound in set(bounds) & set(POWERS):
+        few, many = (waits_up_to(bound, each) for each in (earlier, later))
+        between(version, f"queue times up to {bound}", few, bucket_of(found["queue_histogram"], bound, unit), many)
+    succeeded, failed, _ = lane.totals()
+    if succeeded < later["success"][0] or failed < later["fail"][0]:
+        raise Violation(f"{version.prefix}: {succeeded} and {failed} are over, where {later} was told before")
     for name, samples in found.items():
         check_histogram(version, name, samples)
     success = value_of(found["success"])
@@ -52,9 +92,87 @@ def read_metrics(version: Version) -> None:
             raise Violation(f"{version.prefix}: {name} was {value}, and is {version.told.get(name)}")
 
 
+def waits_up_to(bound: int, told: dict[str, Any]) -> int:
+    """How many requests have waited no longer than this power of two."""
+    return sum(count for us, count in told["queue_times"] if us and us * US <= bound)
+
+
+def check_books(version: Version, told: dict[str, Any]) -> None:
+    """The statistics of a version agree with each other.
+
+    Raises:
+        Violation: they do not.
+    """
+    problem = ""
+    if sum(count for _, count in told["queue_times"]) != told["queue"][0]:
+        problem = "waits of all times are not as many as waits"
+    elif any(told[phase][0] != told["queue"][0] for phase in PHASES):
+        problem = "phases are not as many as others"
+    elif not 0 <= told["success"][0] - told["queue"][0] <= told["cache_hit"][0]:
+        problem = "good requests have neither phases nor an answer that was kept"
+    elif is_linear(version.kind) and sum(told[phase][1] for phase in PHASES) > told["success"][1]:
+        problem = "the phases of good requests take longer than these"
+    elif sum(count for count, _ in told["failures"].values()) != told["fail"][0]:
+        problem = "failures of all reasons are not as many as failures"
+    elif [rows for rows, *_ in told["batches"]] != sorted({rows for rows, *_ in told["batches"]}):
+        problem = "batches are not in the order of their rows"
+    elif any(len({phase[0] for phase in phases}) != 1 for _, *phases in told["batches"]):
+        problem = "batches of a size have not as many phases of each kind"
+    elif any(each["fail"][0] > each["compute_infer"][0] for each in told["responses"]):
+        problem = "more responses have failed than were computed"
+    if problem:
+        raise Violation(f"{version.prefix}: {problem}: {told}")
+
+
+def is_linear(kind: Kind) -> bool:
+    """Whether no two parts of a request are executed at a time: it is of a model, or each step has what another made."""
+    sources = [source for step in kind.steps for source in step.inputs.values()]
+    return len(set(sources)) == len(kind.steps) and not any(step.decoupled for step in kind.steps)
+
+
+def between(version: Version, what: str, least: float, value: float, most: float, slack: float = 0) -> None:
+    """Check that what was read is no less than what was told before, and no more than what was told then."""
+    if not least - slack - 1e-9 * least <= value <= most + slack + 1e-9 * most:
+        raise Violation(f"{version.prefix}: {what} is {value}, where {least} was told before and {most} then")
+
+
+def bucket_of(samples: Samples, bound: int, unit: int) -> float:
+    """The count of the bucket with this bound."""
+    for name, value in samples.items():
+        head, _, le = name.partition(',le="')
+        if "_bucket{" in head and le != '+Inf"}' and round(float(le.removesuffix('"}')) * unit) == bound:
+            return value
+    raise Violation(f"no bucket has the bound {bound}: {samples}")
+
+
+def check_examples(version: Version, text: str, expected: list[tuple[int, bytes]], unit: int) -> None:
+    """Each example stands behind the bucket in which its request is: the first one of each bucket does.
+
+    Raises:
+        Violation: one is missing, or at another place.
+    """
+    low, left = 0.0, [(ns, said.decode()) for ns, said in expected]
+    for line in text.splitlines():
+        head, _, le = line.partition(',le="')
+        if "_bucket{" not in head:
+            continue
+        bound, _, rest = le.partition('"} ')
+        high = float("inf") if bound == "+Inf" else round(float(bound) * unit)
+        mine = [said for ns, said in left if low < ns <= high]
+        _, mark, said = rest.partition(" # ")
+        if mark + said != (mine[0] if mine else ""):
+            raise Violation(f"{version.prefix}: {line!r} has another example than {mine[:1]}")
+        low = high
+
+
 def samples_of(text: bytes) -> Samples:
     """The samples of a family."""
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in text.decode().splitlines())}
+    return {name: float(value) for name, _, value in map(_parted, text.decode().splitlines())}
+
+
+def _parted(line: str) -> tuple[str, str, str]:
+    """A sample without its example: its name, and its value."""
+    return line.partition(" # ")[0].rpartition(" ")
 
 
 def value_of(samples: Samples, suffix: str = "") -> float:

@@ -589,6 +589,7 @@ class Operator:
                 simulation.tell("lodger", simulation.lodgers.act())
             simulation.registrar.act()
         simulation.library.visit()
+        simulation.trials.make()
         self._deed(random.choice(sorted(simulation.kinds)))
         simulation.later(random.choice((200 * US, 2 * MS, 20 * MS)), self._act)
 

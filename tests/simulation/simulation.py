@@ -49,6 +49,7 @@ from tests.simulation.sockets import HOSTS, Sockets
 from tests.simulation.story import Story
 from tests.simulation.system import Unforeseen, hook
 from tests.simulation.traces import Traces
+from tests.simulation.trials import Trials
 from tests.simulation.wire import Violation
 from tests.simulation.world import NEVER, START_NS, Do, World
 
@@ -243,6 +244,7 @@ class Simulation:
         self.drops = Drops(self)
         self.secure = Secure(self)
         self.library = Library(self)
+        self.trials = Trials(self)
         self.silence_ns = 0  # in which a peer has to answer a PING
         if self.has("keepalive", 0.3, when=not scale.crowd):
             often, patience = Random(f"{seed} keepalive").choice(SILENCES)
