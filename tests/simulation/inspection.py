@@ -125,7 +125,7 @@ def check_books(version: Version, told: dict[str, Any]) -> None:
 
 
 def is_linear(kind: Kind) -> bool:
-    """Whether no two parts of a request are executed at a time: it is of a model, or each step has what another made."""
+    """Whether no two parts of a request are executed at a time: it is of a model, or steps follow each other."""
     sources = [source for step in kind.steps for source in step.inputs.values()]
     return len(set(sources)) == len(kind.steps) and not any(step.decoupled for step in kind.steps)
 
