@@ -48,12 +48,11 @@ TEMPORARY = re.compile(r"__pyx_(?:t_|L|lineno)\d*|__pyx_fuse_\d+")
 UNDECIDED = re.compile(r"\s*(?:assert_that\(|assert_move\(|(?:cdef|cpdef|def)\b[^=]*?\w+\()")
 DEFINITION = re.compile(r"\s*(?:cdef|cpdef|def|class|ctypedef)\b[^=]*?(?:\(|:$)|\s*@|\s*(?:from|import|cimport)\b")
 FUNCTION = re.compile(r"(\s*)(?:cdef|cpdef|def)\b[^=]*?(\w+)\(")
-# Forks end by os._exit, which writes no counts. A process that replaced itself (execve) would lose its counts, too.
+# Forks end by os._exit, which writes no counts.
 DRIVER = """
 import ctypes, os, sys
 os._exit = ctypes.CDLL(None).exit
-del os.execve
-from tests.simulation.__main__ import main
+from tests.simulation.command import main
 sys.exit(main())
 """
 

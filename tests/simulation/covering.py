@@ -85,10 +85,17 @@ class Space:
 
     def pairs(self) -> Iterator[tuple[Choice, Choice]]:
         """Any two values of two features that some combination has."""
+        random = Random(0)  # a combination drawn has more pairs that none before it has than a usual one
+        seen: set[tuple[Choice, Choice]] = set()
         for one, two in combinations(self.features, 2):
             for mine, its in product(self.features[one], self.features[two]):
-                if self.completed({one: mine, two: its}) is not None:
-                    yield (one, mine), (two, its)
+                pair = (one, mine), (two, its)
+                if pair not in seen:
+                    row = self.completed({one: mine, two: its}, random)
+                    if row is None:
+                        continue
+                    seen |= pairs_of({name: row[name] for name in self.features})
+                yield pair
 
 
 def pairs_of(row: Row) -> set[tuple[Choice, Choice]]:
