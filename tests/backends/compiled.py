@@ -37,24 +37,21 @@ class Scaled(torch.nn.Module):
         return x * factor - y + self.offset
 
 
-def compile_sample(folder: Path) -> tuple[Path, Sample]:
-    """Write model.pt2 there; image is FP32 [batch, width, 4], ids INT64 [batch, width]. Returns what it was made of."""
-    return compile_module(folder, "sample"), make_sample()
+def compile_modules(folder: Path) -> tuple[Path, Path]:
+    """Write sample.pt2 there, where image is FP32 [batch, width, 4] and ids INT64 [batch, width]; and scaled.pt2, for
+    FP32 [2, 3].
 
-
-def compile_module(folder: Path, name: str) -> Path:
-    """Write model.pt2 there: the module "sample", or "scaled" for FP32 [2, 3].
-
-    In a process of its own: the compiler leaves much behind. Skips the test where there is no C++ compiler.
+    In one process of their own: the compiler leaves much behind, and takes long to start. Skips the test where there is
+    no C++ compiler.
     """
     if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("needs a C++ compiler")
-    path = folder / "model.pt2"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
     environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # else it compiles a program for each set of vector instructions
-    done = subprocess.run([sys.executable, __file__, str(path), name], capture_output=True, text=True, env=environment)
+    environment["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"  # to compile takes longer than to run
+    done = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    return path
+    return folder / "sample.pt2", folder / "scaled.pt2"
 
 
 def make_sample() -> Sample:
@@ -63,9 +60,9 @@ def make_sample() -> Sample:
     return Sample().eval()
 
 
-def main(path: str, name: str) -> None:
-    program = _exported_sample() if name == "sample" else _exported_scaled()
-    torch._inductor.aoti_compile_and_package(program, package_path=path)
+def main(folder: str) -> None:
+    for name, program in (("sample", _exported_sample()), ("scaled", _exported_scaled())):
+        torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / f"{name}.pt2"))
 
 
 def _exported_scaled() -> torch.export.ExportedProgram:
