@@ -254,8 +254,8 @@ def test_the_id_of_a_sequence_has_an_end(watched):
 
 
 def test_what_is_being_inflated_counts(watched):
-    """Each of many clients has one message that inflates to 64 MiB. All are begun, and take turns."""
-    message = framed(gzip.compress(bytes(64 * MIB), 9), 1)
+    """Each of many clients has one message that inflates to 32 MiB. All are begun, and take turns."""
+    message = framed(gzip.compress(bytes(32 * MIB), 9), 1)
     with contextlib.ExitStack() as others:
         clients = []
         for number in range(12):
