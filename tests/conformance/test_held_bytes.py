@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 
 import grpc
 import numpy as np
@@ -25,7 +26,15 @@ output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
 instance_group {{ kind: KIND_CPU count: 1 }}
 {extra}
 """
-HELD = 'parameters {{ key: "delay_us" value {{ string_value: "{0}" }} }}'
+WAITING = MODEL.replace("identity", "python").format(extra="")
+WAITING_MODEL = """
+from pathlib import Path
+
+class TritonPythonModel:
+    def execute(self, requests):
+        Path(__file__).with_name("gate").read_bytes()  # a FIFO: it waits until somebody writes
+        return [None] * len(requests)
+"""
 SENDER = MODEL.replace("identity", "python").format(extra="model_transaction_policy { decoupled: true }")
 SENDER_MODEL = """
 import numpy as np
@@ -46,16 +55,31 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def repository(tmp_path_factory):
     root = tmp_path_factory.mktemp("held")
-    configs = {"quick": MODEL.format(extra=""), "slow": MODEL.format(extra=HELD.format(3_000_000)), "sender": SENDER}
-    for name, config in configs.items():
+    for name, config in {"quick": MODEL.format(extra=""), "waiting": WAITING, "sender": SENDER}.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(config)
     (root / "sender" / "1" / "model.py").write_text(SENDER_MODEL)
+    (root / "waiting" / "1" / "model.py").write_text(WAITING_MODEL)
+    os.mkfifo(root / "waiting" / "1" / "gate")
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(repository):
     options = (f"--max-held-bytes={LIMIT}", "--grpc-send-timeout=1000")
-    with doors.running_server("native", root, *options) as process:
+    with doors.running_server("native", repository, *options) as process:
         yield process.address
+
+
+def open_gate(repository):
+    """Let the model "waiting" go on, and wait no more."""
+    gate = repository / "waiting" / "1" / "gate"
+    held = os.open(gate, os.O_RDWR)
+    (gate.parent / "opened").touch()
+    (gate.parent / "opened").replace(gate)
+    os.close(held)  # it reads the end
 
 
 def vector(*numbers):
@@ -94,19 +118,22 @@ def test_an_answer_that_is_not_read_in_time_is_given_up(server):
     client.socket.close()
 
 
-def test_queued_requests_are_bounded_by_what_they_inflate_to(server):
-    message = gzip.compress(request("slow", np.zeros(MIB, np.float32)).SerializeToString())
-    with raw.Client(server) as client:
-        streams = [client.headers(INFER, grpc_encoding="gzip") for _ in range(20)]
-        for stream in streams:
-            client.receive_until(lambda each=stream: client.h2.local_flow_control_window(each) > len(message) + 5)
-            client.data(stream, framed(message, compressed=1), end=True)
-        refused = [each for each in streams[1:] if each]
-        client.receive_until(lambda: sum(client.answers[each].ended for each in refused) >= 14)
-        answers = [client.answers[each] for each in refused if client.answers[each].ended]
-        assert {answer.status for answer in answers} == {8}
-        assert "more bytes than its limit" in answers[0].details
-        assert ask(server, 1) == [1]
+def test_queued_requests_are_bounded_by_what_they_inflate_to(server, repository):
+    """None is executed before the others are refused: all that fit in the limit stay, however slow the client is."""
+    message = gzip.compress(request("waiting", np.zeros(MIB, np.float32)).SerializeToString())
+    try:
+        with raw.Client(server) as client:
+            streams = [client.headers(INFER, grpc_encoding="gzip") for _ in range(20)]
+            for stream in streams:
+                client.receive_until(lambda each=stream: client.h2.local_flow_control_window(each) > len(message) + 5)
+                client.data(stream, framed(message, compressed=1), end=True)
+            client.receive_until(lambda: sum(client.answers[each].ended for each in streams) >= 20 - LIMIT // (4 * MIB))
+            answers = [client.answers[each] for each in streams if client.answers[each].ended]
+            assert {answer.status for answer in answers} == {8}
+            assert all("more bytes than its limit" in answer.details for answer in answers)
+            assert ask(server, 1) == [1]
+    finally:
+        open_gate(repository)
 
 
 def test_who_does_not_read_a_stream_does_not_keep_its_model(server):
