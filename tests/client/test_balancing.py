@@ -299,14 +299,19 @@ def test_a_call_is_interrupted_while_it_connects(mute, monkeypatch):
         watches.begun.wait()
         signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
+    sender = threading.Thread(target=send)
     before = signal.signal(signal.SIGUSR1, interrupt)
+    sender.start()
     try:
         with Client(grpcclient, url_of([peer]), load_balancing="round_robin") as client:
-            threading.Thread(target=send).start()
             with pytest.raises(Interrupted):
                 client.call(timeout=None)
             assert watches.ended.wait(30)
     finally:
+        # One may still be sent, where the call has ended otherwise: what was set before would end the process.
+        signal.signal(signal.SIGUSR1, lambda number, frame: None)
+        watches.begun.set()
+        sender.join()
         signal.signal(signal.SIGUSR1, before)
 
 
