@@ -56,6 +56,16 @@ WRONG = (
     "classes",
 )
 
+NO_VERSION = "invalid model version specified: '{}', version should be an integral value > 0"
+NO_NUMBER = "failed to get model version from specified version string '{}' (details: stol)"
+VERSIONS = (
+    ("7", ""),
+    ("7", ""),
+    ("0", NO_VERSION.format("0")),
+    ("-2", NO_VERSION.format("-2")),
+    *((version, NO_NUMBER.format(version)) for version in ("one", "1.0", "-", "1" * 19, " 1")),
+)
+MOST_SHOWN = 256  # bytes of a text that a client chose
 TRITON = "keys starting with 'triton_' are reserved for Triton usage and should not be specified, got 'triton_x'"
 # by the name of a parameter, values that it may not have, and what is expected
 MALFORMED: tuple[tuple[str, dict[str, object], str], ...] = (
@@ -222,11 +232,11 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
     given, model, rows = x_of(message), f"model '{call.kind.name}'", len(call.x)
     text = f"input 'x' for {model}"
     if what == "model":
-        message.model_name = "nobody"
-        text = "unknown model: 'nobody'"
+        message.model_name = random.choice(("nobody", "größe" * 43, "\U0001f600n" * 70))
+        text = f"unknown model: '{clipped(message.model_name)}'"
     elif what == "version":
-        message.model_version = "7"
-        text = f"unknown model: '{call.kind.name}' version 7 is not found"
+        message.model_version, text = random.choice(VERSIONS)
+        text = text or f"unknown model: '{call.kind.name}' version 7 is not found"
     elif what == "datatype":
         others = [name for name in ("FP32", "INT32", "NOTHING", "") if name != call.kind.datatype]
         given.datatype = random.choice(others)
@@ -287,6 +297,11 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
     else:
         return data, text
     return data, f"is not a valid inference.ModelInferRequest message of {len(data)} bytes"
+
+
+def clipped(text: str) -> str:
+    """As much of a text that a client chose as the server shows: whole characters."""
+    return text.encode()[:MOST_SHOWN].decode(errors="ignore")
 
 
 def malform(random: Random, message: pb.ModelInferRequest) -> str:
