@@ -989,8 +989,8 @@ FAULTS = (
     fault(
         "a state grows beyond its memory",
         "sequences/sequence",
-        "    if own != NULL and own.size >= size and load32",
-        "    if own != NULL and load32",
+        "    if own == NULL or own.size < size or load32",
+        "    if own == NULL or load32",
     ),
     fault(
         "a model is told twice of the end of a sequence that a cancelled START has replaced",
