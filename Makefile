@@ -6,7 +6,7 @@
 #                 environment of its own
 #   make build    the Cython extensions in place, those of bench/ and tests/ too; BUILD=debug or BUILD=asan for those builds
 #   make serve    the demo: makes its model repository and serves it on 127.0.0.1:8001
-#   make test     all tests, in JOBS=4 processes, after lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
+#   make test     all tests, in JOBS=3 processes, after lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
 #   make lint     ruff, mypy, cython-lint
 #   make instructions  fails where a call needs over 1 % more instructions than recorded; needs valgrind
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
@@ -41,7 +41,7 @@ HOURS ?= 1
 PACKAGE ?=
 CROWD ?=
 TARGET ?= cpu
-JOBS ?= 4
+JOBS ?= 3
 ARGS ?=
 WITH ?=
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)

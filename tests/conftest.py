@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from inferd.backends import opening
+from tests.threads import alternate_stack_kept
 
 # Servers of tests run beside each other: each serves its metrics on a port of its own.
 os.environ.setdefault("INFERD_METRICS_PORT", "0")
@@ -52,6 +53,13 @@ def pytest_collection_finish() -> None:
     opening.gc = SimpleNamespace(  # type: ignore[assignment]
         isenabled=gc.isenabled, disable=gc.disable, enable=gc.enable, freeze=lambda: None
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """A library that a test uses may not end the process at a signal of a later test."""
+    with alternate_stack_kept():
+        return (yield)
 
 
 def pytest_unconfigure() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import ClassVar, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -17,6 +19,28 @@ def in_threads(work: Callable[[T], R], values: Iterable[T]) -> list[R]:
     given = list(values)
     with ThreadPoolExecutor(len(given)) as pool:
         return list(pool.map(work, given))
+
+
+class Stack(ctypes.Structure):
+    """stack_t of <signal.h>."""
+
+    _fields_: ClassVar = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+
+@contextmanager
+def alternate_stack_kept() -> Iterator[None]:
+    """Afterwards this thread has the alternate stack for handlers of signals that it has now.
+
+    OpenVINO's CPU plugin gives another one to a thread that uses it, and may unmap that later from another thread. The
+    next signal for which Python has a handler would then end the process without a word.
+    """
+    before = Stack()
+    system = ctypes.CDLL(None)
+    system.sigaltstack(None, ctypes.byref(before))
+    try:
+        yield
+    finally:
+        system.sigaltstack(ctypes.byref(before), None)
 
 
 def leaves_turns(work: Callable[[], object]) -> bool:
