@@ -81,6 +81,11 @@ class Refused:
     asked_us: int = 0
 
     @property
+    def question(self) -> int:
+        """The number that models see."""
+        return self.number
+
+    @property
     def asked_level(self) -> int:
         return self.level
 
