@@ -206,16 +206,30 @@ async def test_a_number_that_cannot_be_changes_nothing(tmp_path):
         assert (await infer(engine, request(x=row(1)))).status == OK
 
 
-def refuse_instance(monkeypatch, name):
+def refuse_instance(monkeypatch, name, error=BackendError):
     """The instance of this name cannot be made."""
     made = PuppetModel.create_instance
 
     def create_instance(self, spec):
         if spec.name == name:
-            raise BackendError("no room")
+            raise error("no room")
         return made(self, spec)
 
     monkeypatch.setattr(PuppetModel, "create_instance", create_instance)
+
+
+@pytest.mark.parametrize("error", [BackendError, RuntimeError])
+async def test_a_further_instance_that_cannot_be_made_changes_nothing(tmp_path, monkeypatch, caplog, error):
+    """Guards the load, which says so whatever the backend raises, and the next one."""
+    refuse_instance(monkeypatch, "m_0_2", error)
+    async with serving(tmp_path, echo, control=EXPLICIT, m=config("{ kind: KIND_CPU count: 1 }")) as engine:
+        with pytest.raises(ServerError, match=r"load failed for model 'm': version 1 is .*no room"):
+            await scale(engine, tmp_path, 3)
+        caplog.clear()  # frames of the logged errors hold what they were about
+        assert len(engine.model("m").spec.instances) == 1
+        assert (await infer(engine, request(x=row(1)))).status == OK
+        await scale(engine, tmp_path, 2)
+        assert len(engine.model("m").spec.instances) == 2
 
 
 async def test_an_instance_that_cannot_be_made_fails_the_load_of_sequences(tmp_path, monkeypatch):

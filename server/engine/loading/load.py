@@ -302,9 +302,13 @@ class Loading:
                 candidate.name, partial(make, prepared, candidate.folder, version, candidate.halt)
             )
         except Exception as error:
-            if not isinstance(error, (BackendError, ServerError)) and self._maker.is_news(candidate.name, error):
-                log.exception("model %s version %d did not load", candidate.name, version)
-            candidate.reasons[version] = candidate.why(error)
+            self._note_failure(candidate, version, error)
+
+    def _note_failure(self, candidate: Candidate, version: int, error: Exception) -> None:
+        # a traceback is of use where no backend has foreseen the error
+        if not isinstance(error, (BackendError, ServerError)) and self._maker.is_news(candidate.name, error):
+            log.error("model %s version %d did not load", candidate.name, version, exc_info=error)
+        candidate.reasons[version] = candidate.why(error)
 
     async def _identify(self, candidate: Candidate, prepared: configuration.Prepared) -> None:
         """Give fingerprints to versions that stay, if they need them now."""
@@ -328,8 +332,8 @@ class Loading:
                 continue
             try:
                 leave = await on_thread(entry.loaded.change_instances, own.config, own.spec.instances, candidate.halt)
-            except BackendError as error:
-                candidate.reasons[version] = candidate.why(error)
+            except Exception as error:
+                self._note_failure(candidate, version, error)
                 await self._scale_back(candidate, before)
                 return
             before[version] = had
@@ -346,7 +350,7 @@ class Loading:
             assert loaded is not None
             try:
                 leave = await on_thread(loaded.change_instances, config, instances)
-            except BackendError as error:
+            except Exception as error:
                 log.error("'%s' version %d could not have its instances again: %s", candidate.name, version, error)
                 continue
             candidate.leaving.append(leave)
