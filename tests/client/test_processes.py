@@ -164,8 +164,7 @@ def test_a_signal_comes_to_a_thread_that_reads_for_others(server):
         if not interrupted.wait(PATIENCE):
             client.close()  # so that this fails, and does not hang
 
-    over, begun, interrupted = threading.Event(), threading.Event(), threading.Event()
-    sender = threading.Thread()
+    over = threading.Event()
     former = signal.signal(signal.SIGUSR1, handle)
     try:
         with grpcclient.InferenceServerClient(server.tcp) as client:
@@ -187,10 +186,9 @@ def test_a_signal_comes_to_a_thread_that_reads_for_others(server):
             for each in others:
                 each.join()
     finally:
-        signal.signal(signal.SIGUSR1, lambda *_: None)  # one may still be sent
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one may still be sent
         over.set()
         begun.set()
         interrupted.set()
-        if sender.ident:
-            sender.join()
+        sender.join()
         signal.signal(signal.SIGUSR1, former)

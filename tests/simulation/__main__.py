@@ -11,7 +11,7 @@ FIXED = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "INFERD_SIMULATION"
 ADDR_NO_RANDOMIZE = 0x0040000  # of <sys/personality.h>
 
 if not os.environ.items() >= FIXED.items():
-    # Memory that lies where it has lain before: the order of what is known by its address is the same again.
+    # Python orders the objects of a set by their addresses: these must be the same in each run.
     ctypes.CDLL(None).personality(ADDR_NO_RANDOMIZE)
     os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], os.environ | FIXED)
 

@@ -377,7 +377,7 @@ class Loading:
             try:
                 await self._maker.warm_up(loaded, candidate.halt)
             except Exception as error:
-                candidate.reasons[version] = candidate.why(error)
+                self._note_failure(candidate, version, error)
                 del candidate.made[version]
                 await on_thread(loaded.close)
         await self._report_failures(candidate)
