@@ -3,7 +3,8 @@
     python tools/coverage.py [--seeds 200] [--jobs 2] [--report TABLE.md] [--missed MISSED.txt]
 
 The sources are copied to $INFERD_SANITIZE/coverage, by default under the temporary directory (as `tools/sanitize.sh`
-does), built there with INFERD_BUILD=coverage, and simulated; a second run builds only what has changed.
+does), built there with INFERD_BUILD=coverage, and simulated as mutants are: seeds, and few calls, again for each take
+of memory in them, which fails. A second run builds only what has changed.
 
 gcov counts lines and branches of the C that Cython has made. Each C line belongs to the statement of the source that
 the comment above it names. A statement is reached when one of its C lines was executed. Branches are those of
@@ -52,9 +53,12 @@ FUNCTION = re.compile(r"(\s*)(?:cdef|cpdef|def)\b[^=]*?(\w+)\(")
 DRIVER = """
 import ctypes, os, sys
 os._exit = ctypes.CDLL(None).exit
+from tests.mutants.copies import EACH_TAKE
 from tests.simulation.command import main
+sys.argv[1:] = EACH_TAKE[int(sys.argv[2])] if sys.argv[1] == "take" else sys.argv[1:]
 sys.exit(main())
 """
+TAKES = 2  # kinds of simulations in which each take fails
 
 
 @dataclass
@@ -120,27 +124,18 @@ def build(tree: Path) -> None:
 
 
 def simulate(tree: Path, seeds: int, jobs: int) -> int:
-    """Run the simulations; return their exit status."""
-    command = [
-        "setarch",
-        "--addr-no-randomize",
-        sys.executable,
-        "-c",
-        DRIVER,
-        "--seeds",
-        str(seeds),
-        "--jobs",
-        str(jobs),
-        "--keep-going",
-        "--no-shrink",
-    ]
+    """Run the simulations; return 0 if every one kept the rules."""
     environment = os.environ | {
         "PYTHONHASHSEED": "0",
         "OPENBLAS_NUM_THREADS": "1",
         "INFERD_SIMULATION": "fixed",
         "PYTHONPATH": str(tree),
     }
-    return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
+    program = ("setarch", "--addr-no-randomize", sys.executable, "-c", DRIVER)
+    drawn = ("--seeds", str(seeds), "--jobs", str(jobs), "--keep-going", "--no-shrink")
+    runs = [drawn, *(("take", str(number)) for number in range(TAKES))]
+    codes = [subprocess.run([*program, *run], cwd=tree, env=environment, check=False).returncode for run in runs]
+    return int(any(codes))
 
 
 def collect(tree: Path) -> Statements:
