@@ -89,7 +89,7 @@ cdef inline bint needs_same(const Claim *a, const Claim *b) noexcept nogil:
     cdef uint32_t i, k
     for i in range(a.need_count):
         for k in range(b.need_count):
-            if a.needs[i].pool == b.needs[k].pool:
+            if a.needs[i].pool == b.needs[k].pool and a.needs[i].count and b.needs[k].count:
                 return True
     return False
 

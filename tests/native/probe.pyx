@@ -6,11 +6,13 @@ from libc.stdlib cimport calloc, free
 
 from inferd._native.assertion cimport CHECKED as ASSERTED
 from inferd._native.atomic cimport fetch_add32
+from inferd._native.protobuf.codec cimport Str
 from inferd._native.request.lane cimport LANE_CLOSED, LANE_FULL, LANE_REFUSED, PUSHED, Pushed
 from inferd._native.request.life cimport request_move
 from inferd._native.request.request cimport (
     REQUEST_QUEUED,
     REQUEST_TAKEN,
+    Correlation,
     Request,
     request_free,
     request_new,
@@ -55,6 +57,7 @@ from inferd._native.sequences.slots cimport (
     slots_done,
     slots_evict,
     slots_expire,
+    slots_leave,
     slots_remove,
     slots_request_done,
 )
@@ -422,6 +425,7 @@ cdef class SlotsProbe:
     cdef Slots *slots
     cdef dict taken          # number → address of what an instance has
     cdef dict waiting
+    cdef dict texts          # name → the bytes of an id that is a text
     cdef int64_t notices
 
     def __init__(self, spec):
@@ -429,17 +433,35 @@ cdef class SlotsProbe:
         self.slots = &self.handle.sequencer().slots
         self.taken = {}
         self.waiting = {}
+        self.texts = {}
+
+    cdef int name(self, int64_t sequence, Correlation *out) except -1:
+        # 0: no id; below 0: a text, and not a number; thousands are the caller's
+        cdef bytes text
+        out.given = sequence != 0
+        out.owner = abs(sequence) // 1000
+        if sequence >= 0:
+            out.number = abs(sequence) % 1000
+        else:
+            text = self.texts.setdefault(sequence, b"%d" % (-sequence % 1000))
+            out.text = Str(<const char *>text, len(text))
+        return 0
+
+    cdef int64_t name_of(self, const Correlation *id) except? 0:
+        if id.text.data != NULL:
+            return -int(id.text.data[:id.text.size]) - 1000 * <int64_t>id.owner
+        return <int64_t>(id.number + 1000 * id.owner)
 
     def push(self, number: int, sequence: int, now: int, *, start: bool = False, end: bool = False, rows: int = 1,
-             timeout_us: int = 0, deadline: int = 0) -> str:
+             timeout_us: int = 0, deadline: int = 0, stream: int = 0) -> str:
         """Queue a request; "" when it was taken in, else why not."""
         cdef Request *request = request_new()
         cdef Pushed pushed
         request_reserve(request, &self.handle.lane.signature)
         terms_begin(&request.terms, now)
         request.terms.priority = number
-        request.correlation.given = sequence != 0
-        request.correlation.number = sequence
+        self.name(sequence, &request.correlation)
+        request.origin.stream = stream
         request.sequence_start = start
         request.sequence_end = end
         request.rows = rows
@@ -476,7 +498,7 @@ cdef class SlotsProbe:
             else:
                 self.notices += request.sequenced.unasked
                 number = -self.notices if request.sequenced.unasked else <int64_t>request.terms.priority
-                rows.append((number, request.correlation.number, request.sequenced.end_reason))
+                rows.append((number, self.name_of(&request.correlation), request.sequenced.end_reason))
                 self.taken[number] = <uintptr_t>request
                 self.waiting.pop(number, None)
             request = following
@@ -527,6 +549,14 @@ cdef class SlotsProbe:
     def evict(self, now: int) -> int:
         """End what has idled for too long; when to ask again."""
         return slots_evict(self.slots, now)
+
+    def leave(self, stream: int, now: int) -> None:
+        """A stream has ended."""
+        slots_leave(self.slots, stream, now)
+
+    def drain(self) -> None:
+        """No further sequences."""
+        self.handle.drain()
 
     def close(self, now: int) -> None:
         """No further requests."""

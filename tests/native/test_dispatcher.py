@@ -1,212 +1,24 @@
-"""Guards the dispatcher: no request waits beside an idle instance that may take it, whatever happens in which order.
-
-The queues are compared with a plain model of their rules (`tests.native.queue_model`); of consumers and resources the
-model is that there is nothing left to decide.
-"""
+"""Guards the dispatcher: no request waits beside an idle instance that may take it, whatever happens in which order."""
 
 import itertools
+from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from inferd._native.scheduling.limiter import ClaimHandle, RateLimiter, Resource
-from inferd.backends.api import QueuePolicySpec
 from tests.native.probe import DispatcherProbe, QueueProbe
-from tests.native.queue_model import Policy, QueueModel
+from tests.native.queue_model import Policy
+from tests.native.queue_play import Dispatchers
 
 pytestmark = pytest.mark.usefixtures("native_counters")
 
 
-levels = st.lists(
-    st.builds(QueuePolicySpec, timeout_us=st.sampled_from([0, 1, 10, 1000]), yields=st.booleans()),
-    min_size=1,
-    max_size=2,
-)
-
-
-@st.composite
-def policies(draw):
-    max_rows = draw(st.integers(1, 8))
-    chosen = tuple(draw(levels))
-    return Policy(
-        batching=draw(st.sampled_from([True, True, True, False])),
-        max_rows=max_rows,
-        preferred=tuple(draw(st.lists(st.integers(1, max_rows), max_size=3, unique=True))),
-        delay_us=draw(st.sampled_from([0, 1, 10, 1000])),
-        levels=chosen,
-        default_level=draw(st.integers(1, len(chosen))),
-    )
-
-
-class Need:
-    """What the instances of one queue need of each resource."""
-
-    def __init__(self, counts: list[int]) -> None:
-        self.counts = counts
-
-    def fits(self, free: list[int]) -> bool:
-        return all(count <= left for count, left in zip(self.counts, free, strict=True))
-
-
-class Dispatchers(RuleBasedStateMachine):
-    """Arrivals, departures, timeouts, instances that come, end and execute, resources that become more and fewer."""
-
-    @initialize(
-        policies=st.lists(policies(), min_size=1, max_size=3),
-        needs=st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=2), min_size=9, max_size=9),
-        totals=st.lists(st.integers(2, 4), min_size=2, max_size=2),
-        consumers=st.lists(st.integers(0, 2), min_size=1, max_size=9),
-        limited=st.booleans(),
-    )
-    def begin(self, policies, needs, totals, consumers, limited):
-        if not limited:
-            policies = policies[:1]
-        self.limited = limited
-        self.now = 1_000_000
-        self.limiter = RateLimiter() if limited else None
-        self.totals = totals
-        self.pools = [Resource(str(number), total) for number, total in enumerate(totals)]
-        self.queues = [QueueProbe(policy.spec(), limiter=self.limiter) for policy in policies]
-        self.models = [QueueModel(policy) for policy in policies]
-        self.policies = policies
-        self.lines = [line % len(policies) for line in consumers]
-        self.needs = needs[: len(consumers)] if limited else [[0, 0]] * len(consumers)
-        claims = [
-            ClaimHandle(self.limiter, list(zip(self.pools, need, strict=True)), priority) if limited else None
-            for priority, need in enumerate(self.needs, 1)
-        ]
-        self.probe = DispatcherProbe(self.queues, list(zip(self.lines, claims, strict=True)))
-        self.executing: set[int] = set()
-        self.holding: set[int] = set()  # until they ask again
-        self.retired: set[int] = set()
-        self.ended: set[int] = set()
-        self.tags = itertools.count(1)
-        self.rows: dict[int, tuple[int, int]] = {}  # tag: (queue, rows)
-
-    def decided(self, events):
-        """Each queue has given what the model gives at this time, to consumers that were idle."""
-        given: dict[int, list[tuple[int, ...]]] = {}
-        for consumer, tags in events:
-            if tags is None:
-                self.ended.add(consumer)
-                continue
-            assert consumer not in self.executing | self.retired | self.ended
-            self.executing.add(consumer)
-            self.holding.add(consumer)
-            given.setdefault(self.lines[consumer], []).append(tuple(tags))
-            for tag in tags:
-                del self.rows[tag]
-        for line, batches in given.items():
-            expected = [tuple(self.models[line].take(self.now)) for _ in batches]
-            assert sorted(batches) == sorted(expected)
-
-    def free(self) -> list[int]:
-        held = [self.needs[consumer] for consumer in self.holding]
-        return [total - sum(need[k] for need in held) for k, total in enumerate(self.totals)]
-
-    @precondition(lambda self: len(self.idle_or_away()) > 0)
-    @rule(data=st.data())
-    def instance_has_nothing_to_do(self, data):
-        consumer = data.draw(st.sampled_from(sorted(self.idle_or_away())))
-        self.executing.discard(consumer)
-        self.holding.discard(consumer)
-        self.decided(self.probe.ask(consumer, self.now))
-
-    def idle_or_away(self) -> set[int]:
-        """The consumers that may ask."""
-        return set(range(len(self.lines))) - set(self.probe.idle) - self.retired - self.ended
-
-    @rule(data=st.data(), count=st.integers(1, 5))
-    def requests_come(self, data, count):
-        line = data.draw(st.integers(0, len(self.queues) - 1))
-        for _ in range(count):
-            rows = min(data.draw(st.integers(1, 8)), self.policies[line].max_rows)
-            width, priority = data.draw(st.sampled_from([1, 1, 1, 2])), data.draw(st.sampled_from([0, 0, 1, 2]))
-            patience = data.draw(st.sampled_from([0, 0, 0, 1, 8000, 400_000, 4_000_000]))
-            tag, deadline = next(self.tags), self.now + patience if patience else 0
-            refused = self.queues[line].push(tag, rows, self.now, priority=priority, width=width, deadline=deadline)
-            assert refused == self.models[line].push(tag, rows, width, self.now, priority, 0, deadline)
-            if refused is None:
-                self.rows[tag] = (line, rows)
-        self.decided(self.probe.wake(line, self.now))
-
-    @precondition(lambda self: self.rows)
-    @rule(data=st.data())
-    def a_client_leaves(self, data):
-        tag = data.draw(st.sampled_from(sorted(self.rows)))
-        line, _ = self.rows.pop(tag)
-        assert self.queues[line].remove(tag)
-        assert self.models[line].remove(tag)
-        self.decided(self.probe.look(line, self.now))
-
-    @rule(step=st.sampled_from([1, 999, 1000, 5000, 10_000, 1_000_000]))
-    def time_passes(self, step):
-        self.now += step
-        self.decided(self.probe.time_passes(self.now))
-        for line, (queue, model) in enumerate(zip(self.queues, self.models, strict=True)):
-            refused = queue.expire(self.now)
-            assert sorted(refused) == sorted(model.expire(self.now))
-            for tag in refused:
-                del self.rows[tag]
-            self.decided(self.probe.look(line, self.now))
-
-    @precondition(lambda self: len(self.retired) < len(self.lines))
-    @rule(data=st.data())
-    def an_instance_is_to_end(self, data):
-        consumer = data.draw(st.sampled_from(sorted(set(range(len(self.lines))) - self.retired)))
-        self.retired.add(consumer)
-        self.decided(self.probe.retire(consumer, self.now))
-
-    @rule(data=st.data(), rows=st.integers(1, 8), ns=st.sampled_from([0, 1000, 5000, 20_000, 1_000_000]))
-    def a_batch_has_been_executed(self, data, rows, ns):
-        """Requests are to be executed so much before their deadlines."""
-        line = data.draw(st.integers(0, len(self.queues) - 1))
-        self.queues[line].executed(rows, ns)
-        self.models[line].delay.batches.executed(rows, ns)
-        self.decided(self.probe.look(line, self.now))
-
-    @precondition(lambda self: self.limited)
-    @rule(k=st.integers(0, 1), total=st.integers(2, 5))
-    def resources_change(self, k, total):
-        self.totals[k] = total  # what is held stays held
-        self.decided(self.probe.resize(k, total, self.now))
-
-    @rule(data=st.data())
-    def a_queue_is_closed(self, data):
-        line = data.draw(st.integers(0, 30))
-        if line < len(self.queues):
-            self.queues[line].close()
-            self.models[line].closed = True
-            self.decided(self.probe.look(line, self.now))
-
-    @invariant()
-    def nothing_is_left_to_decide(self):
-        if not hasattr(self, "probe"):
-            return
-        free = self.free()
-        assert [pool.free for pool in self.pools] == free
-        for line, model in enumerate(self.models):
-            idle = [consumer for consumer in self.probe.idle if self.lines[consumer] == line]
-            assert not set(idle) & (self.retired | self.ended)
-            count, wake = model.plan(self.now)
-            able = [consumer for consumer in idle if Need(self.needs[consumer]).fits(free)]
-            overdue = self.probe.overdue
-            if overdue is not None:
-                assert not Need(self.needs[overdue]).fits(free), "it is overdue, and its resources are free"
-                kept = [bool(count) for count in self.needs[overdue]]
-                able = [consumer for consumer in able if not any(map(min, kept, self.needs[consumer]))]
-            assert not (count and able), "a request waits beside an instance that may take it"
-            if idle and model.waiting and not count:
-                assert self.probe.watched.get(line, wake + 1) <= wake, "nobody looks when the delay is over"
-            if model.closed and not model.waiting:
-                assert not idle, "an instance waits for what will never come"
-            assert self.queues[line].pending == [request.tag for request in model.waiting]
-
-
-TestDispatchers = Dispatchers.TestCase
-TestDispatchers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+@pytest.mark.parametrize("part", range(4))
+def test_nothing_is_ever_left_to_decide(part):
+    for number in range(100):
+        Dispatchers(Random(f"{part} {number}")).play(40)
 
 
 PLAIN = Policy(True, 4, (), 0)
@@ -372,6 +184,25 @@ def test_an_instance_without_its_resources_uses_no_request_up():
     assert dispatcher.wake(1, 0) == [(2, [1])]
     model.push(2, 1, 0)
     assert dispatcher.wake(0, 0) == [(1, [2])]
+
+
+def test_who_needs_nothing_of_a_resource_keeps_nobody_from_it():
+    """Two share what the third needs all of, which is overdue then; the fourth needs something else, of which the third
+    names 0."""
+    limiter, shared, other = RateLimiter(), Resource("shared", 2), Resource("other", 1)
+    queues = [QueueProbe(PLAIN.spec(), limiter=limiter) for _ in range(4)]
+    needs = ([(shared, 1)], [(shared, 1)], [(shared, 2), (other, 0)], [(other, 1)])
+    dispatcher = DispatcherProbe(queues, list(enumerate(ClaimHandle(limiter, need) for need in needs)))
+    running = []
+    for consumer in range(4):
+        for tag in range(100 if consumer < 3 else 0):
+            queues[consumer].push(1000 * consumer + tag, 4, 0)
+        running += [called for called, _ in dispatcher.ask(consumer, 0)]
+    while dispatcher.overdue is None:
+        running += [called for called, _ in dispatcher.ask(running.pop(0), 0)]
+    assert dispatcher.overdue == 2
+    queues[3].push(3000, 4, 0)
+    assert dispatcher.wake(3, 0) == [(3, [3000])]
 
 
 def test_more_of_a_resource_serves_those_that_wait():

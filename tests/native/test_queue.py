@@ -3,158 +3,33 @@
 `tests.native.queue_model` says what should happen, in the plainest way; both are told the same at the same fake times.
 """
 
+from random import Random
+
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from inferd._native.scheduling.queue import QueueLane
 from inferd.backends.api import ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
 from tests.native.probe import NEVER, QueueProbe
 from tests.native.queue_model import LOOKS, Policy, QueueModel
+from tests.native.queue_play import Queues, draw_policy
 
 pytestmark = pytest.mark.usefixtures("native_counters")
 
 
-queue_policies = st.builds(
-    QueuePolicySpec,
-    max_size=st.sampled_from([0, 0, 1, 3]),
-    timeout_us=st.sampled_from([0, 1, 10, 1000]),
-    overridable=st.booleans(),
-    yields=st.booleans(),
-)
+@pytest.mark.parametrize("part", range(4))
+def test_queues_do_what_the_model_does(part):
+    for number in range(150):
+        Queues(Random(f"{part} {number}")).play(60)
 
 
-@st.composite
-def policies(draw, plain=False):
-    max_rows = draw(st.integers(1, 12))
-    levels = (QueuePolicySpec(),) if plain else tuple(draw(st.lists(queue_policies, min_size=1, max_size=3)))
-    return Policy(
-        batching=draw(st.sampled_from([True, True, True, False])),
-        max_rows=max_rows,
-        preferred=tuple(draw(st.lists(st.integers(1, max_rows), max_size=3, unique=True))),
-        delay_us=draw(st.sampled_from([0, 1, 10, 1000])),
-        levels=levels,
-        default_level=draw(st.integers(1, len(levels))),
-        adaptive=False if plain else draw(st.booleans()),
-        max_queue=0 if plain else draw(st.sampled_from([0, 0, 5])),
-        held=0 if plain else draw(st.sampled_from([0, 0, 0, 4])),
-        ordered=draw(st.sampled_from([False, False, True])),
-    )
-
-
-class Queues(RuleBasedStateMachine):
-    """Random arrivals, cancellations, timeouts and instances; each request comes to one end."""
-
-    @initialize(policy=policies())
-    def begin(self, policy):
-        self.policy = policy
-        self.model = QueueModel(policy)
-        self.probe = QueueProbe(policy.spec(), max_queue=policy.max_queue, held=policy.held)
-        self.now = 1_000_000
-        self.pushed = 0
-        self.rows: dict[int, int] = {}  # of those that have not ended
-        self.ended: set[int] = set()
-
-    def end(self, tags):
-        for tag in tags:
-            assert tag not in self.ended, f"request {tag} ends twice"
-            self.ended.add(tag)
-            del self.rows[tag]
-
-    @rule(
-        rows=st.integers(1, 12),
-        width=st.sampled_from([1, 1, 1, 2]),
-        priority=st.sampled_from([0, 0, 1, 2, 3, 4, 1 << 40]),
-        timeout_us=st.sampled_from([0, 0, 1, 5, 500, 10_000, (1 << 63) - 1]),
-        patience=st.sampled_from([0, 0, 1, 5000, 20_000, 3_000_000, 1 << 61]),
-    )
-    def push(self, rows, width, priority, timeout_us, patience):
-        rows = min(rows, self.policy.max_rows)
-        tag = self.pushed = self.pushed + 1
-        deadline = self.now + patience if patience else 0
-        refused = self.probe.push(
-            tag, rows, self.now, priority=priority, timeout_us=timeout_us, width=width, deadline=deadline, client=tag
-        )  # each of a client of its own: nobody has more than others, who would make room
-        expected = self.model.push(tag, rows, width, self.now, priority, timeout_us, deadline)
-        if expected is None:
-            assert refused is None
-            self.rows[tag] = rows
-        else:
-            assert refused is not None
-            assert refused.startswith(expected)
-
-    @rule(step=st.sampled_from([1, 999, 1000, 5000, 10_000, 1_000_000]))
-    def time_passes(self, step):
-        self.now += step
-
-    @precondition(lambda self: self.rows)
-    @rule(data=st.data())
-    def client_leaves(self, data):
-        tag = data.draw(st.sampled_from(sorted(self.rows)))
-        assert self.probe.remove(tag)
-        assert self.model.remove(tag)
-        self.end([tag])
-        assert not self.probe.remove(tag)
-
-    @rule()
-    def timers_are_due(self):
-        refused = self.probe.expire(self.now)
-        assert sorted(refused) == sorted(self.model.expire(self.now))
-        self.end(refused)
-
-    @rule(rows=st.integers(1, 12), ns=st.sampled_from([0, 1000, 5000, 20_000, 1_000_000]))
-    def instance_has_executed(self, rows, ns):
-        self.probe.executed(rows, ns)
-        self.model.delay.batches.executed(rows, ns)
-
-    @rule(idle=st.sampled_from([0, 0, 1]))
-    def instance_asks(self, idle):
-        count, wake = self.model.plan(self.now, idle)
-        expected = self.model.take(self.now, idle)
-        taken = self.probe.take(self.now, idle=idle)
-        assert taken == expected
-        if not taken:
-            assert count == 0
-            assert self.probe.wake[0] == wake
-            assert wake == NEVER or self.now < wake
-            return
-        assert self.probe.why
-        rows = [self.rows[tag] for tag in taken]
-        assert len(rows) == 1 or (self.policy.batching and sum(rows) <= self.policy.max_rows)
-        self.end(taken)
-
-    @invariant()
-    def same_order_of_service(self):
-        if hasattr(self, "probe"):
-            assert self.probe.pending == [request.tag for request in self.model.waiting]
-            assert set(self.probe.pending) == set(self.rows)
-
-    def teardown(self):
-        """What was accepted and has not ended is taken after the close: nothing is lost."""
-        if not hasattr(self, "probe"):
-            return
-        self.probe.close()
-        self.model.closed = True
-        assert self.probe.push(0, 1, self.now) == "closed"
-        while self.rows:
-            taken = self.probe.take(self.now)
-            assert taken == self.model.take(self.now)
-            assert taken
-            self.end(taken)
-        assert self.probe.take(self.now) == []
-
-
-TestQueues = Queues.TestCase
-TestQueues.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
-
-
-@given(policies(plain=True), st.data())
-def test_no_earlier_question_would_have_been_answered(policy, data):
+@pytest.mark.parametrize("number", range(100))
+def test_no_earlier_question_would_have_been_answered(number):
     """An instance that was told to wait for rows is not asked too late: fewer rows than that make no batch."""
+    random = Random(number)
+    policy = draw_policy(random, plain=True)
     probe, model, now = QueueProbe(policy.spec()), QueueModel(policy), 0
-    for tag in range(data.draw(st.integers(0, 8))):
-        rows = data.draw(st.integers(1, policy.max_rows))
+    for tag in range(random.randint(0, 8)):
+        rows = random.randint(1, policy.max_rows)
         probe.push(tag, rows, now)
         model.push(tag, rows, 1, now, 0, 0)
     while probe.take(now):

@@ -30,6 +30,7 @@ from tests.simulation.demand import Demand
 from tests.simulation.desk import Desk, forget_door
 from tests.simulation.forwarding import Forwarding
 from tests.simulation.gpus import Graphics
+from tests.simulation.histories import make_histories
 from tests.simulation.hostile import Hostile
 from tests.simulation.inspection import list_regions, read_metrics
 from tests.simulation.kind import Kind
@@ -596,6 +597,10 @@ def simulate(world: World, seed: int, scale: Scale | None = None, keep: int = -1
         What happened; `problem` is empty if every rule was kept. After a problem the process is of no use any more:
         threads are left in the middle of what they did.
     """
+    try:
+        make_histories(seed)
+    except Violation as error:
+        return Outcome(seed, problem=str(error))
     before = live_counters()
     simulation = Simulation(world, seed, scale or Scale(), keep)
     outcome = simulation.outcome

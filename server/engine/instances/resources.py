@@ -76,8 +76,8 @@ class Resources:
         """Give back the claim of an instance; a resource without limit shrinks to the largest need that is left."""
         with self._guard:
             for key, needed in self._needed.items():
-                if needed.pop(id(claim), None) is not None and needed and self._limit(key) is None:
-                    self._limiter.resize(self._pools[key], max(needed.values()))
+                if needed.pop(id(claim), None) is not None and self._limit(key) is None:
+                    self._limiter.resize(self._pools[key], max(needed.values(), default=0))
 
     @property
     def waiting(self) -> int:
