@@ -6,7 +6,8 @@
 #                 environment of its own
 #   make build    the Cython extensions in place, those of bench/ and tests/ too; BUILD=debug or BUILD=asan for those builds
 #   make serve    the demo: makes its model repository and serves it on 127.0.0.1:8001
-#   make test     all tests, in JOBS=3 processes, after lint; this is what CI runs.  ARGS='-k codec -x' goes to pytest
+#   make test     all tests but the long ones, in JOBS=3 processes, after lint; this is what CI runs.  ARGS='-k codec -x'
+#                 goes to pytest
 #   make lint     ruff, mypy, cython-lint
 #   make instructions  fails where a call needs over 1 % more instructions than recorded; needs valgrind
 #   make fuzz     the coverage-guided fuzz targets, TIME=60 seconds each
@@ -15,9 +16,10 @@
 #                 lies in a copy of the tree; WITH=release: in the build that is in place
 #   make mutants  mutants of the native code, drawn at random, for HOURS=1: who finds each, simulations or tests?
 #                 PACKAGE="memory gpu": of these only. It may be killed, and goes on from its record (CONTRIBUTING.md)
-#   make soak     new examples for tests of properties; random clients through both doors, every answer checked; hostile
-#                 clients; Python workers that are killed; models on demand; all features at once for SECONDS=1800. WITH=asan or
-#                 WITH=tsan: workers, all features and the conformance suite, with the whole server under that sanitizer
+#   make soak     the long tests; new examples for tests of properties; random clients through both doors, every answer
+#                 checked; hostile clients; Python workers that are killed; models on demand; all features at once for
+#                 SECONDS=1800. WITH=asan or WITH=tsan: workers, all features and the conformance suite, with the whole
+#                 server under that sanitizer
 #   make bench    measures the server and its peers, writes bench/results/
 #   make gpu      tests and measurements that need a GPU: gpu-tests.json, gpu-bench.json
 #   make wheel    dist/: a wheel that brings its libraries, and the source distribution; both are tried. For another
@@ -161,7 +163,7 @@ serve: $(COMMAND) $(DEMO) $(SERVABLE)
 # What fails beside other tests is run once more, alone: that tells a busy machine from a fault.
 test: setup
 	@$(MAKE) --no-print-directory --output-sync=target lint compiled-tests
-	$(PY) -m pytest -q -n $(JOBS) --dist loadfile $(ARGS) || \
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not long" $(ARGS) || \
 	    $(PY) -m pytest -q --last-failed --last-failed-no-failures none
 
 lint: setup
@@ -190,6 +192,7 @@ mutants: setup
 soak: setup $(addprefix soak-,$(or $(filter asan tsan,$(WITH)),release))
 
 soak-release: setup
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m long
 	INFERD_NEW_EXAMPLES=1 $(PY) -m pytest -q -m hypothesis -n $(JOBS) tests
 	INFERD_STATEFUL_EXAMPLES=2000 $(PY) -m pytest -q tests/native/test_calls_stateful.py tests/engine/test_requests_stateful.py
 	INFERD_CROSSTALK_REQUESTS=300000 INFERD_EFFORT=10 $(PY) -m pytest -q tests/engine/test_crosstalk.py tests/native/test_codec.py

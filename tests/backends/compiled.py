@@ -37,21 +37,21 @@ class Scaled(torch.nn.Module):
         return x * factor - y + self.offset
 
 
-def compile_modules(folder: Path) -> tuple[Path, Path]:
-    """Write sample.pt2 there, where image is FP32 [batch, width, 4] and ids INT64 [batch, width]; and scaled.pt2, for
+def compile_module(folder: Path, name: str) -> Path:
+    """Write sample.pt2 there, where image is FP32 [batch, width, 4] and ids INT64 [batch, width]; or scaled.pt2, for
     FP32 [2, 3].
 
-    In one process of their own: the compiler leaves much behind, and takes long to start. Skips the test where there is
-    no C++ compiler.
+    In a process of its own: the compiler leaves much behind. Skips the test where there is no C++ compiler.
     """
     if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("needs a C++ compiler")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
     environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # else it compiles a program for each set of vector instructions
     environment["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"  # to compile takes longer than to run
-    done = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True, env=environment)
+    package = folder / f"{name}.pt2"
+    done = subprocess.run([sys.executable, __file__, str(package)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    return folder / "sample.pt2", folder / "scaled.pt2"
+    return package
 
 
 def make_sample() -> Sample:
@@ -60,9 +60,9 @@ def make_sample() -> Sample:
     return Sample().eval()
 
 
-def main(folder: str) -> None:
-    for name, program in (("sample", _exported_sample()), ("scaled", _exported_scaled())):
-        torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / f"{name}.pt2"))
+def main(package: str) -> None:
+    program = {"sample": _exported_sample, "scaled": _exported_scaled}[Path(package).stem]()
+    torch._inductor.aoti_compile_and_package(program, package_path=package)
 
 
 def _exported_scaled() -> torch.export.ExportedProgram:

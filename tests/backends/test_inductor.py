@@ -21,7 +21,7 @@ from inferd.backends.pytorch.inductor import InductorModel, load_library
 from inferd.backends.pytorch.options import read_options
 from inferd.backends.pytorch.package import read_package
 from inferd.backends.pytorch.wrapper import mismatch
-from tests.backends.compiled import MAX_BATCH, MAX_WIDTH, compile_modules, make_sample
+from tests.backends.compiled import MAX_BATCH, MAX_WIDTH, compile_module, make_sample
 from tests.backends.fake_cuda import FakeCuda, FakeGpuBatch
 from tests.backends.models import source
 from tests.counters import native_counters
@@ -47,15 +47,9 @@ SCORES = TensorSpec("OUTPUT__0", "FP32", (3,))
 
 
 @pytest.fixture(scope="session")
-def packages(tmp_path_factory):
-    """Those of the sample, and of the module with a number among its arguments."""
-    return compile_modules(tmp_path_factory.mktemp("compiled"))
-
-
-@pytest.fixture(scope="session")
-def compiled(packages):
+def compiled(tmp_path_factory):
     """The package of the sample, and the module that it was made of."""
-    return packages[0], make_sample()
+    return compile_module(tmp_path_factory.mktemp("compiled"), "sample"), make_sample()
 
 
 @pytest.fixture
@@ -213,9 +207,10 @@ def test_constants_among_the_arguments_are_no_inputs(compiled, described_inputs)
     assert order.input_indexes() == [1, 0]
 
 
-def test_a_constant_that_is_configured_as_an_input_is_refused(packages):
+@pytest.mark.long
+def test_a_constant_that_is_configured_as_an_input_is_refused(tmp_path):
     """Guards a model that would compute with one argument in the place of another, of the same datatype and shape."""
-    package = read_package(packages[1])
+    package = read_package(compile_module(tmp_path, "scaled"))
 
     def order_of(*names):
         inputs = tuple(TensorSpec(name, "FP32", (2, 3)) for name in names)

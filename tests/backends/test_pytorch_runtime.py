@@ -81,7 +81,7 @@ async def test_weights_are_loaded_requests_are_one_batch_and_an_error_fails_its_
         assert (await ask(engine, *[[1, 0]] * 4)).array("y").tolist() == [[2, 0]] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 async def test_it_is_compiled(tmp_path):
     """With its own arguments; a compiled module does not come to the line that only an interpreted one has."""

@@ -288,6 +288,7 @@ async def test_ragged_requests_are_executed_together(tmp_path, made):
         assert engine.model("sums").statistics().execution_count == 1
 
 
+@pytest.mark.long
 @needs_tensorflow
 async def test_a_graph_def_and_what_initialises_it(tmp_path, made):
     config = """
@@ -303,6 +304,7 @@ async def test_a_graph_def_and_what_initialises_it(tmp_path, made):
         assert (await ask(engine, "graph", x=np.zeros((1, 2), np.float32))).array("y").tolist() == [[5, 5]]
 
 
+@pytest.mark.long
 @needs_tensorflow
 async def test_settings(tmp_path, caplog, made):
     """Guards that a model with all of them is served, and that on a CPU mixed precision is a hint."""
@@ -332,6 +334,7 @@ async def test_an_error_of_the_graph_fails_its_batch_alone(tmp_path, made):
             assert (await ask(engine, "broken", x=np.array([[1, 2]], np.float32))).array("y").tolist() == [[1, 2]]
 
 
+@pytest.mark.long
 @needs_tensorflow
 async def test_a_damaged_graph_is_told_and_the_server_stays(tmp_path, made):
     version = add_model(tmp_path, made, "linear")

@@ -73,6 +73,7 @@ def test_pictures_and_sentences_are_recognised(repository):
     assert rights[1] >= 12, shown
 
 
+@pytest.mark.long
 def test_what_is_up_to_date_is_kept(repository):
     def times():
         return {file: file.stat().st_mtime_ns for file in repository.rglob("*") if file.is_file()}

@@ -23,7 +23,6 @@ print(sorted({"inferd", "grpc"} & set(sys.modules)))
 """
 
 
-@pytest.mark.slow
 def test_the_client_alone(tmp_path):
     """Guards what the wheel has, and that it needs neither the server nor grpcio."""
     build = [sys.executable, str(ROOT / "tools" / "client_wheel.py"), str(tmp_path)]

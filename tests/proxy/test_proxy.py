@@ -106,7 +106,6 @@ def test_a_rolling_restart_under_load_fails_no_call(address, servers):
     assert load.calls > 0
 
 
-@pytest.mark.slow
 def test_updates_under_load_fail_no_call(installed, tmp_path):
     """Two servers under load: each is restarted twice, and models are loaded anew on both all the time.
 

@@ -893,6 +893,7 @@ def test_the_best_setting_is_served_on_after_one_that_does_not_load(tmp_path, mo
     assert beside == [(start, double)]
 
 
+@pytest.mark.long
 def test_threads_of_a_whole_process_want_another_server(tmp_path):
     """Guards that TorchScript's threads are varied at all: a process keeps those of the first model that it loads."""
     folder = tmp_path / "models" / "layer"
@@ -940,6 +941,7 @@ def test_a_model_is_tuned(tmp_path, capsys):
 SLOW = {"gather": "true", "delay_us": "1000"}
 
 
+@pytest.mark.long
 def test_an_ensemble_and_another_model_are_tuned(tmp_path, capsys):
     """Guards that the models of an ensemble's steps are tuned under its load, at the same time as another one."""
     models = [Identity(name, (("FP32", 1),), max_batch_size=1, parameters=SLOW) for name in ("first", "second")]
@@ -978,6 +980,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.long
 def test_a_model_is_tuned_that_has_room_only_once(tmp_path, capsys):
     """Guards that a model that cannot be served by two servers side by side is measured by one after the other."""
     python_model(tmp_path / "models" / "single", ONLY_ONCE.format(lock=str(tmp_path / "lock")))
@@ -1016,6 +1019,7 @@ def python_model(folder, text):
     (folder / "config.pbtxt").write_text(config)
 
 
+@pytest.mark.long
 def test_a_setting_that_ends_the_server_is_only_a_bad_one(tmp_path, capsys):
     """Guards that `tune` goes on with another server, and measures further settings."""
     python_model(tmp_path / "models" / "killer", ABOVE + KILLER.format(server="above(os.getppid())"))

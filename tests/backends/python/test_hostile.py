@@ -131,7 +131,7 @@ def add_hostile(root, script, config=CONFIG):
 @pytest.mark.parametrize(
     ("script", "rule"),
     [
-        pytest.param(*case, id=f"{socket}: {name}")
+        pytest.param(*case, id=f"{socket}: {name}", marks=[pytest.mark.long] * (name == "questions without end"))
         for socket, cases in (("work", ON_WORK), ("side", ON_SIDE), ("calls", ON_CALLS))
         for name, case in cases.items()
     ],

@@ -17,7 +17,7 @@ import tritonclient.grpc as triton
 
 from tests.conformance import doors
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 if not all(map(importlib.util.find_spec, ("torch", "transformers"))):  # they are for the models, not for this process
     pytest.skip("needs torch and transformers", allow_module_level=True)
 
