@@ -37,7 +37,6 @@ cdef class DeviceMemory:
     cdef readonly Device device
     cdef readonly size_t size
     cdef DevicePointer address
-    cdef bint imported
 
 # The device with this ordinal; the same object while a reference to it exists.
 cdef Device device_of(int ordinal)

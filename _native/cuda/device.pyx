@@ -7,7 +7,6 @@ GIL. `allocate`, and copies of memory that is not page-locked, may wait in the d
 
 cimport cython
 from libc.stdint cimport uintptr_t
-from libc.string cimport memcpy
 
 from inferd._native.cuda.driver cimport (
     ATTRIBUTE_COMPUTE_MAJOR,
@@ -18,14 +17,9 @@ from inferd._native.cuda.driver cimport (
     CUDA_OK,
     EVENT_BLOCKING_SYNC,
     EVENT_DISABLE_TIMING,
-    HOST_ALLOC_PORTABLE,
-    IPC_HANDLE_SIZE,
-    IPC_LAZY_ENABLE_PEER_ACCESS,
     STREAM_NON_BLOCKING,
     Context,
-    DevicePointer,
     GraphHandle,
-    IpcHandle,
     Result,
     check,
     cuda,
@@ -230,60 +224,6 @@ cdef class Device:
         memory.size = wanted
         return memory
 
-    def import_memory(self, handle: bytes) -> DeviceMemory:
-        """Memory that another process has exported.
-
-        Args:
-            handle: the 64 bytes of a cudaIpcMemHandle_t.
-
-        Raises:
-            ValueError: the handle has another length.
-            CudaError: the driver does not open the handle; a process cannot open its own handles.
-        """
-        cdef DeviceMemory memory = DeviceMemory.__new__(DeviceMemory, self)
-        cdef IpcHandle raw
-        cdef Result result
-        cdef Context before
-        cdef DevicePointer base = 0
-        if len(handle) != IPC_HANDLE_SIZE:
-            raise ValueError(f"a CUDA memory handle has {IPC_HANDLE_SIZE} bytes, got {len(handle)}")
-        memcpy(raw.reserved, <const char *>handle, IPC_HANDLE_SIZE)
-        with nogil:
-            result = context_enter(self.context, &before)
-            if result == CUDA_OK:
-                result = cuda.ipc_open(&memory.address, raw, IPC_LAZY_ENABLE_PEER_ACCESS)
-                if result == CUDA_OK:
-                    memory.imported = True
-                    result = cuda.address_range(&base, &memory.size, memory.address)
-                context_leave(before)
-        check(result, "cuIpcOpenMemHandle_v2")
-        memory.size -= memory.address - base
-        return memory
-
-    def register_host(self, address: int, size: int) -> None:
-        """Page-lock memory of this process, so that copies from and to it do not involve the CPU. This is slow.
-
-        Call `unregister_host` before the memory is unmapped.
-        """
-        cdef void *start = <void *><uintptr_t>address
-        cdef size_t length = size
-        cdef Result result
-        cdef Context before
-        with nogil:
-            result = context_enter(self.context, &before)
-            if result == CUDA_OK:
-                result = cuda.host_register(start, length, HOST_ALLOC_PORTABLE)
-                context_leave(before)
-        check(result, "cuMemHostRegister_v2")
-
-    def unregister_host(self, address: int) -> None:
-        """Undo `register_host`, with the same address."""
-        cdef void *start = <void *><uintptr_t>address
-        cdef Result result
-        with nogil:
-            result = call_in(self.context, cuda.host_unregister, start)
-        check(result, "cuMemHostUnregister")
-
 
 @cython.no_gc
 cdef class Stream:
@@ -423,7 +363,7 @@ cdef class Graph:
 
 @cython.no_gc
 cdef class DeviceMemory:
-    """Memory of a device, freed with this object: allocated here, or imported from another process."""
+    """Memory of a device, freed with this object. Made by `Device.allocate`."""
 
     def __cinit__(self, Device device not None):
         self.device = device
@@ -431,24 +371,10 @@ cdef class DeviceMemory:
     def __dealloc__(self):
         cdef Context before
         if self.address and context_enter(self.device.context, &before) == CUDA_OK:
-            if self.imported:
-                cuda.ipc_close(self.address)
-            else:
-                cuda.memory_free(self.address)
+            cuda.memory_free(self.address)
             context_leave(before)
 
     @property
     def pointer(self) -> int:
         """Its address on the device."""
         return self.address
-
-    def export(self) -> bytes:
-        """The 64 bytes with which another process can import the memory."""
-        cdef IpcHandle handle
-        cdef Context before
-        cdef Result result = context_enter(self.device.context, &before)
-        if result == CUDA_OK:
-            result = cuda.ipc_export(&handle, self.address)
-            context_leave(before)
-        check(result, "cuIpcGetMemHandle")
-        return handle.reserved[:IPC_HANDLE_SIZE]

@@ -21,21 +21,13 @@ cdef struct IpcHandle:
 cdef enum:
     # CUresult
     CUDA_OK = 0
-    CUDA_INVALID_VALUE = 1
-    CUDA_OUT_OF_MEMORY = 2
-    CUDA_NOT_INITIALIZED = 3
-    CUDA_NO_DEVICE = 100
-    CUDA_INVALID_DEVICE = 101
-    CUDA_INVALID_CONTEXT = 201
-    CUDA_PEER_ACCESS_ALREADY_ENABLED = 704
     CUDA_NOT_READY = 600
-    CUDA_NOT_FOUND = 500            # also used when the driver lacks a function
 
 cdef enum:
     STREAM_NON_BLOCKING = 1         # CU_STREAM_NON_BLOCKING
     EVENT_BLOCKING_SYNC = 1
     EVENT_DISABLE_TIMING = 2
-    HOST_ALLOC_PORTABLE = 1         # CU_MEMHOSTALLOC_PORTABLE, and the same bit of cuMemHostRegister
+    HOST_ALLOC_PORTABLE = 1         # CU_MEMHOSTALLOC_PORTABLE
     IPC_LAZY_ENABLE_PEER_ACCESS = 1
     CAPTURE_THREAD_LOCAL = 1        # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
@@ -43,10 +35,6 @@ cdef enum:
     # CUdevice_attribute
     ATTRIBUTE_COMPUTE_MAJOR = 75
     ATTRIBUTE_COMPUTE_MINOR = 76
-    ATTRIBUTE_MULTIPROCESSORS = 16
-    ATTRIBUTE_ASYNC_ENGINES = 40
-    ATTRIBUTE_UNIFIED_ADDRESSING = 41
-    ATTRIBUTE_MEMORY_POOLS = 115
     ATTRIBUTE_HOST_NUMA_ID = 134
 
 cdef struct Driver:
@@ -73,8 +61,6 @@ cdef struct Driver:
     Result (*memory_free)(DevicePointer pointer) noexcept nogil
     Result (*host_allocate)(void **pointer, size_t size, unsigned int flags) noexcept nogil
     Result (*host_free)(void *pointer) noexcept nogil
-    Result (*host_register)(void *pointer, size_t size, unsigned int flags) noexcept nogil
-    Result (*host_unregister)(void *pointer) noexcept nogil
     Result (*address_range)(DevicePointer *base, size_t *size, DevicePointer pointer) noexcept nogil
     Result (*copy_to_device)(DevicePointer to, const void *source, size_t size, StreamHandle stream) noexcept nogil
     Result (*copy_to_host)(void *to, DevicePointer source, size_t size, StreamHandle stream) noexcept nogil
@@ -92,7 +78,6 @@ cdef struct Driver:
     Result (*event_query)(EventHandle event) noexcept nogil
     Result (*event_synchronize)(EventHandle event) noexcept nogil
     # sharing between processes
-    Result (*ipc_export)(IpcHandle *handle, DevicePointer pointer) noexcept nogil
     Result (*ipc_open)(DevicePointer *pointer, IpcHandle handle, unsigned int flags) noexcept nogil
     Result (*ipc_close)(DevicePointer pointer) noexcept nogil
     # graphs

@@ -4,8 +4,6 @@ class CudaError(RuntimeError):
     call: str
     code: int
     name: str
-    @property
-    def is_sticky(self) -> bool: ...
 
 class CudaUnavailable(RuntimeError): ...
 

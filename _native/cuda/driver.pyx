@@ -34,11 +34,6 @@ class CudaError(RuntimeError):
         self.code = code
         self.name = name
 
-    @property
-    def is_sticky(self) -> bool:
-        """Whether the device's context is lost: every later call fails with the same error."""
-        return is_sticky(self.code)
-
 
 class CudaUnavailable(RuntimeError):
     """There is no driver, it does not start, or it reports no device; the text says which."""
@@ -96,8 +91,6 @@ cdef list slots():
         ("cuMemFree_v2", <size_t>&cuda.memory_free),
         ("cuMemHostAlloc", <size_t>&cuda.host_allocate),
         ("cuMemFreeHost", <size_t>&cuda.host_free),
-        ("cuMemHostRegister_v2", <size_t>&cuda.host_register),
-        ("cuMemHostUnregister", <size_t>&cuda.host_unregister),
         ("cuMemGetAddressRange_v2", <size_t>&cuda.address_range),
         ("cuMemcpyHtoDAsync_v2", <size_t>&cuda.copy_to_device),
         ("cuMemcpyDtoHAsync_v2", <size_t>&cuda.copy_to_host),
@@ -113,7 +106,6 @@ cdef list slots():
         ("cuEventRecord", <size_t>&cuda.event_record),
         ("cuEventQuery", <size_t>&cuda.event_query),
         ("cuEventSynchronize", <size_t>&cuda.event_synchronize),
-        ("cuIpcGetMemHandle", <size_t>&cuda.ipc_export),
         ("cuIpcOpenMemHandle_v2", <size_t>&cuda.ipc_open),
         ("cuIpcCloseMemHandle", <size_t>&cuda.ipc_close),
         ("cuStreamBeginCapture_v2", <size_t>&cuda.capture_begin),

@@ -10,7 +10,7 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from inferd._native.atomic cimport exchange32, fetch_add64, load64
+from inferd._native.atomic cimport exchange32
 from inferd._native.cuda.closing cimport close_later, closing_start
 from inferd._native.cuda.device cimport Device, context_enter, context_leave
 from inferd._native.cuda.driver cimport CUDA_OK, HOST_ALLOC_PORTABLE, Context, DevicePointer, check, cuda
@@ -93,16 +93,9 @@ cdef class DriverMemory(PooledMemory):
 
     cdef Block *take_or_tell(self, size_t size, const char *instead) noexcept nogil:
         cdef Block *block = resource_take(self.resource, size)
-        if block == NULL:
-            fetch_add64(&self.fallbacks, 1)
-            if not exchange32(&self.told, 1):
-                tell(self.resource, size, instead)
+        if block == NULL and not exchange32(&self.told, 1):
+            tell(self.resource, size, instead)
         return block
-
-    @property
-    def fallback_count(self) -> int:
-        """Blocks that the driver allocated, because the pool had no memory."""
-        return load64(&self.fallbacks)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -51,20 +51,22 @@ cdef class Lookup:
         front_leave()
         return waits
 
-    def parts(self) -> tuple[list, list, list]:
-        """The parts of the key, in an order that does not depend on the client.
+    def parts(self) -> tuple[list, list, list] | None:
+        """The parts of the key, in an order that does not depend on the client; None when no request waits any more.
 
         Inputs as (name, datatype, shape, bytes), requested outputs as (name, number of classes or 0), and
         parameters as (name, kind, value).
         """
+        cdef Memo *memo
         front_enter()
         try:
-            return key_parts(check(self).work)
+            memo = waiting(self)
+            return key_parts(memo.work) if memo != NULL else None
         finally:
             front_leave()
 
     def found(self, list outputs not None, list parameters not None) -> None:
-        """Answer all requests that wait.
+        """Answer all requests that wait. No effect when no request waits any more.
 
         Args:
             outputs: (name, datatype, shape, bytes) of each output of the model.
@@ -73,9 +75,12 @@ cdef class Lookup:
         Raises:
             ValueError: this is not a response for the key; the lookup is still pending.
         """
+        cdef Memo *memo
         front_enter()
         try:
-            give(check(self), outputs, parameters)
+            memo = waiting(self)
+            if memo != NULL:
+                give(memo, outputs, parameters)
         finally:
             front_leave()
 
@@ -93,13 +98,6 @@ cdef class Lookup:
 cdef inline Memo *waiting(Lookup lookup) noexcept:
     cdef Memo *memo = lookup.link.memo if lookup.link != NULL else NULL
     return memo if memo != NULL and memo.asking else NULL
-
-
-cdef Memo *check(Lookup lookup) except NULL:
-    cdef Memo *memo = waiting(lookup)
-    if memo == NULL:
-        raise RuntimeError("the lookup is over")
-    return memo
 
 
 cdef int give(Memo *memo, list outputs, list parameters) except -1:

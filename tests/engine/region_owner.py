@@ -19,7 +19,9 @@ def own(library, ordinal, size, pipe):
     gpu = device(ordinal)
     gpu.use()
     memory, stream = gpu.allocate(size), gpu.stream()
-    pipe.send(memory.export())
+    handle = ctypes.create_string_buffer(64)
+    assert ctypes.CDLL(library).cuIpcGetMemHandle(handle, ctypes.c_uint64(memory.pointer)) == 0
+    pipe.send(handle.raw)
     while (told := pipe.recv()) is not None:
         offset, data = told
         count = len(data) if isinstance(data, bytes) else data

@@ -156,7 +156,6 @@ async def test_without_page_locked_memory_it_works_and_says_so_once(tmp_path, ca
             for i in range(3):
                 each = array(2, 50, i)
                 np.testing.assert_array_equal((await infer(engine, request(x=each))).array(), each)
-            assert engine.gpus.pinned(0).fallback_count >= 6
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(
         "no page-locked memory: asked for 1024 bytes; 0 are in use, 0 held of at most 0; ordinary memory"

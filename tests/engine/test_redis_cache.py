@@ -260,6 +260,23 @@ async def test_when_all_have_left_nothing_is_executed(tmp_path):
         assert server.engine.model("m").statistics().inference_stats.fail.count == 1
 
 
+async def test_a_lookup_that_is_over_has_no_effect(tmp_path):
+    """A client may leave on another thread just before the loop uses the answer."""
+    async with (
+        Puppet().serving(tmp_path / "s") as puppet,
+        Server(tmp_path / "a", cache_at(tmp_path / "s")) as server,
+    ):
+        gone = Pending(server.engine, request(x=row(1)))
+        await puppet.asked.acquire()
+        [lookup] = server.engine._store._lookups
+        gone.ticket.cancel()
+        assert lookup.parts() is None
+        lookup.found([("y", "INT64", [1, 1], bytes(8))], [])
+        puppet.release()
+        await server.ask(2)
+        assert server.model.requests == 1
+
+
 async def test_what_is_being_looked_up_is_executed_when_the_server_ends(tmp_path):
     async with Puppet().serving(tmp_path / "s") as puppet:
         async with Server(tmp_path / "a", cache_at(tmp_path / "s")) as server:

@@ -1,16 +1,13 @@
 """Shows on a real GPU what the stub driver stands for elsewhere: the ABI, asynchrony, graphs, sharing, the pools."""
 
 import ctypes
-import multiprocessing
 import time
 
 import numpy as np
 import pytest
 
-from bench.memory_speed import MappedMemory, random_operations
+from bench.memory_speed import random_operations
 from inferd._native.cuda import driver
-from inferd._native.cuda.device import device
-from inferd._native.cuda.driver import CudaError
 from inferd._native.cuda.memory import DevicePool, PageLocked
 from tests.threads import in_threads
 
@@ -89,52 +86,6 @@ def test_graph_of_copies(gpu, pinned):
         stream.launch(graph)
         stream.synchronize()
         assert (pinned[MIB : 2 * MIB] == value).all()
-
-
-def test_registered_memory_of_the_process(gpu):
-    """The pages were there before, as those of clients' shared memory are."""
-    region = MappedMemory(2 * MIB)
-    block = region.take(MIB)
-    view = np.frombuffer((ctypes.c_uint8 * MIB).from_address(block.address), np.uint8)
-    gpu.register_host(block.address, MIB)
-    memory, stream = gpu.allocate(MIB), gpu.stream()
-    stream.fill(memory.pointer, 5, MIB)
-    stream.copy_to_host(block.address, memory.pointer, MIB)
-    stream.synchronize()
-    assert (view == 5).all()
-    gpu.unregister_host(block.address)
-
-
-def owner(pipe):
-    driver.load()
-    gpu = device(0)
-    gpu.use()
-    stream, memory = gpu.stream(), gpu.allocate(2 * MIB)
-    stream.fill(memory.pointer, 9, 2 * MIB)
-    stream.synchronize()
-    pipe.send(memory.export())
-    pipe.recv()
-
-
-def test_memory_of_another_process(gpu, pinned):
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=owner, args=(there,))
-    process.start()
-    memory, stream = gpu.import_memory(here.recv()), gpu.stream()
-    assert memory.size >= 2 * MIB
-    stream.copy_to_host(pinned.ctypes.data, memory.pointer, 2 * MIB)
-    stream.synchronize()
-    assert (pinned[: 2 * MIB] == 9).all()
-    del memory
-    here.send("done")
-    process.join()
-    assert process.exitcode == 0
-
-
-def test_own_handle_is_refused(gpu):
-    with pytest.raises(CudaError):
-        gpu.import_memory(gpu.allocate(2 * MIB).export())
 
 
 @pytest.mark.parametrize("make", [PageLocked, DevicePool])

@@ -50,7 +50,7 @@ class Stub:
     def __init__(self) -> None:
         lib = ctypes.CDLL(str(library()))
         lib.stub_set.argtypes = [ctypes.c_char_p, ctypes.c_longlong]
-        lib.stub_fail.argtypes = [ctypes.c_char_p, ctypes.c_longlong, ctypes.c_int]
+        lib.stub_fail.argtypes = [ctypes.c_char_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_int]
         lib.stub_break.argtypes = [ctypes.c_int, ctypes.c_int]
         lib.stub_hold.argtypes = [ctypes.c_char_p, ctypes.c_int]
         lib.stub_executed.argtypes = lib.stub_calls.argtypes = [ctypes.c_char_p]
@@ -79,13 +79,20 @@ class Stub:
         for name, value in settings.items():
             self.lib.stub_set(name.encode(), value)
 
-    def fail(self, function: str, code: int, after: int = 0) -> None:
-        """Have one call of a driver function return `code`. `after`: the number of calls before it."""
-        self.lib.stub_fail(function.encode(), after, code)
+    def fail(self, function: str, code: int, after: int = 0, *, here: bool = False) -> None:
+        """Have one call of a driver function return `code`. `after`: the number of calls before it.
+
+        With `here` only calls of this thread count.
+        """
+        self.lib.stub_fail(function.encode(), after, code, here)
 
     def forgive(self) -> None:
         """Forget the errors that no call has returned."""
         self.lib.stub_forgive()
+
+    def forgive_one(self, function: str) -> bool:
+        """Forget the error that a function was to return; false: it has, or was to return none."""
+        return bool(self.lib.stub_forgive_one(function.encode()))
 
     def ignore(self, function: str, after: int = 0) -> None:
         """Have one call of a driver function do nothing. So a test shows that the stub finds a missing call."""

@@ -15,7 +15,7 @@ _Thread_local int current_device = -1, is_loop, runs_all;
 static _Thread_local int device_before;
 
 static struct { const char *name; uint64_t calls; } counted[MAX_COUNTED];
-static struct { char name[64]; long long after; int code; } faults[MAX_FAULTS];
+static struct { char name[64]; long long after; int code; pthread_t *of, here; } faults[MAX_FAULTS];
 static char *violations[REPORT_LINES];
 static int violation_count;
 
@@ -58,7 +58,7 @@ __attribute__((constructor)) static void read_settings(void) {
 static int may_wait(const char *name) {
     static const char *const names[] = {
         "cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuMemAlloc_v2", "cuMemFree_v2",
-        "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostRegister_v2", "cuMemHostUnregister", "cuIpcOpenMemHandle_v2",
+        "cuMemHostAlloc", "cuMemFreeHost", "cuIpcOpenMemHandle_v2",
         "cuIpcCloseMemHandle", "cuMemcpyDtoH_v2"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(names[i], name)) return 1;
@@ -72,7 +72,8 @@ CUresult enter(const char *name) {
     if (i < MAX_COUNTED) counted[i].name = name, counted[i].calls++;
     if (is_loop && may_wait(name)) violation("the loop calls %s, which may wait for the device", name);
     for (i = 0; i < MAX_FAULTS; i++)
-        if (faults[i].code && !strcmp(faults[i].name, name) && faults[i].after-- == 0) {
+        if (faults[i].code && !strcmp(faults[i].name, name) &&
+            (!faults[i].of || pthread_equal(*faults[i].of, pthread_self())) && faults[i].after-- == 0) {
             CUresult code = faults[i].code;
             faults[i].code = 0;
             return code;
@@ -88,13 +89,14 @@ void stub_set(const char *name, long long value) {
     set_option(name, value);
     pthread_mutex_unlock(&guard);
 }
-/* The call number `after` (0: the next one) of a function returns `code`. */
-void stub_fail(const char *function, long long after, int code) {
+/* The call number `after` (0: the next one) of a function returns `code`; with `here`, of those of this thread. */
+void stub_fail(const char *function, long long after, int code, int here) {
     pthread_mutex_lock(&guard);
     for (int i = 0; i < MAX_FAULTS; i++)
         if (!faults[i].code) {
             snprintf(faults[i].name, sizeof faults[i].name, "%s", function);
-            faults[i].after = after, faults[i].code = code;
+            faults[i].after = after, faults[i].code = code, faults[i].here = pthread_self();
+            faults[i].of = here ? &faults[i].here : NULL;
             break;
         }
     pthread_mutex_unlock(&guard);
@@ -104,6 +106,15 @@ void stub_forgive(void) {
     pthread_mutex_lock(&guard);
     for (int i = 0; i < MAX_FAULTS; i++) faults[i].code = 0;
     pthread_mutex_unlock(&guard);
+}
+/* Forget the next one of a function; false: there is none. */
+int stub_forgive_one(const char *function) {
+    int i = 0;
+    pthread_mutex_lock(&guard);
+    while (i < MAX_FAULTS && !(faults[i].code && !strcmp(faults[i].name, function))) i++;
+    if (i < MAX_FAULTS) faults[i].code = 0;
+    pthread_mutex_unlock(&guard);
+    return i < MAX_FAULTS;
 }
 /* From now on the device fails with a sticky error; 0 cures it, which no real one does. */
 void stub_break(int device, int code) {
@@ -199,8 +210,7 @@ size_t stub_report(char *out, size_t room) {
     violation_count = 0;
     for (Memory *m = memories; m; m = m->next)
         if (m->alive) LINE("alive: %zu bytes of %s memory\n", m->size,
-                           m->kind == DEVICE ? "device" : m->kind == IMPORTED ? "imported" :
-                           m->kind == PINNED ? "page-locked" : "registered");
+                           m->kind == DEVICE ? "device" : m->kind == IMPORTED ? "imported" : "page-locked");
     for (int i = 0; i < MAX_STREAMS; i++)
         if (slots[i] && slots[i]->alive) LINE("alive: a stream\n");
     if (live_events) LINE("alive: %d events\n", live_events);

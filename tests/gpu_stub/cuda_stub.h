@@ -48,8 +48,8 @@ typedef struct { char reserved[64]; } CUipcMemHandle;
 enum {
     IGNORED = -1,  /* a fault: the call does nothing and says OK, as if its caller had forgotten it */
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712,
-    NOT_REGISTERED = 713, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
+    INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
+    CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
 };
 enum { MAX_DEVICES = 8, MAX_STREAMS = 128, MAX_FAULTS = 16, MAX_COUNTED = 64, REPORT_LINES = 64,
        MAX_ARGUMENTS = 16 };
@@ -64,7 +64,7 @@ typedef struct Access {
     struct Access *next;
 } Access;
 
-typedef enum { DEVICE, PINNED, REGISTERED, IMPORTED } MemoryKind;
+typedef enum { DEVICE, PINNED, IMPORTED } MemoryKind;
 
 typedef struct Memory {
     MemoryKind kind;

@@ -6,9 +6,10 @@ import gc
 import pytest
 
 from inferd._native.cuda import closing
+from inferd._native.cuda.memory import PageLocked
 from tests import gpu_stub
 
-PAGE = 4096
+LOCKED = 1 << 21  # bytes
 
 
 @pytest.fixture
@@ -26,16 +27,17 @@ def stub():
 
 
 class HostBuffer:
-    """Page-aligned memory of the process; page-locked while `device` is given."""
+    """Memory of the process; page-locked if a device is given."""
 
     def __init__(self, data, device=None):
         self.size = len(data)
-        self._memory = ctypes.create_string_buffer(self.size + PAGE)
-        self.address = -(-ctypes.addressof(self._memory) // PAGE) * PAGE
-        self.device = device
+        if device is None:
+            self._memory = ctypes.create_string_buffer(self.size)
+            self.address = ctypes.addressof(self._memory)
+        else:
+            self._memory = PageLocked(device, LOCKED).take(self.size)
+            self.address = self._memory.address
         self.write(data)
-        if device:
-            device.register_host(self.address, self.size)
 
     def write(self, data):
         ctypes.memmove(self.address, bytes(data), len(data))
@@ -43,12 +45,8 @@ class HostBuffer:
     def read(self):
         return ctypes.string_at(self.address, self.size)
 
-    def close(self):
-        if self.device:
-            self.device.unregister_host(self.address)
-
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.close()
+        self._memory = None

@@ -152,14 +152,10 @@ CUresult cuMemHostAlloc(void **out, size_t size, unsigned flags) {
     }
     LEAVE;
 }
-static Memory *host_memory(void *address, MemoryKind kind) {
-    Memory *m = find((uint64_t)(uintptr_t)address, 0);
-    return m && m->kind == kind && m->bytes == address ? m : NULL;
-}
 CUresult cuMemFreeHost(void *address) {
     ENTER(address) {
-        Memory *m = host_memory(address, PINNED);
-        if (!m) {
+        Memory *m = find((uint64_t)(uintptr_t)address, 0);
+        if (!m || m->kind != PINNED || m->bytes != address) {
             violation("host memory was freed that is not allocated");
             result = INVALID_VALUE;
         } else {
@@ -167,22 +163,6 @@ CUresult cuMemFreeHost(void *address) {
             unmap(m);
             forget(m);
         }
-    }
-    LEAVE;
-}
-CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
-    (void)flags;
-    ENTER(address && size) {
-        if (find((uint64_t)(uintptr_t)address, 0)) result = ALREADY_REGISTERED;
-        else remember(REGISTERED, (uint64_t)(uintptr_t)address, size, address, -1);
-    }
-    LEAVE;
-}
-CUresult cuMemHostUnregister(void *address) {
-    ENTER(address) {
-        Memory *m = host_memory(address, REGISTERED);
-        if (!m) result = NOT_REGISTERED;
-        else check_idle(m), forget(m);
     }
     LEAVE;
 }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-DEVICES = 2
+DEVICES = 2  # of models
 MOST_OPENED = 16  # of the streams that the driver has
 EXPORTED = struct.Struct("<IiiiQQ32x")  # a handle of the driver: see gpu_stub/ipc.c; and which one it is
 MAGIC = 0x43554442
@@ -81,7 +81,9 @@ class Graphics:
         self._random = random
         self.stub = gpu_stub.load()
         self.stub.forgive()
-        self.stub.set(threads=0, devices=DEVICES, nodes=random.choice((0, 1, 2)), full=0, reopens=1)
+        self.nodes = random.choice((0, 1, 2))
+        self.spare = DEVICES  # the number of one more device
+        self.stub.set(threads=0, devices=DEVICES + 1, nodes=self.nodes, full=0, reopens=1)
         self._used = False
         self.opened = 0  # memory of clients
         self._handles = 0
@@ -169,7 +171,7 @@ class Graphics:
     def open(self, regions: Regions, name: str, fd: int, size: int, device: int, *, trusted: bool) -> bool:
         """Register memory of a client, which is this file, on a device; false: a call of the driver was to fail."""
         self.use()
-        handle = self._handle(fd, size, device)
+        handle = self.handle(fd, size, device)
         closers = self.closers()
         try:
             add_cuda(regions, SHARED, name, handle, device, size, trusted=trusted)
@@ -182,7 +184,7 @@ class Graphics:
             self._world.admit(self.closers() - closers)
         return True
 
-    def _handle(self, fd: int, size: int, device: int) -> bytes:
+    def handle(self, fd: int, size: int, device: int) -> bytes:
         """A new handle of a file that stands for memory of a device."""
         self._handles += 1
         return EXPORTED.pack(MAGIC, os.getpid(), fd, device, size, self._handles)
@@ -194,7 +196,7 @@ class Graphics:
             Violation: the region is registered nevertheless.
         """
         self.use()
-        handle = self._handle(fd, size, device)
+        handle = self.handle(fd, size, device)
         function, closers = random.choice(OPENING), self.closers()
         self.stub.fail(function, OUT_OF_MEMORY)
         try:

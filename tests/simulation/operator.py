@@ -590,6 +590,7 @@ class Operator:
             simulation.registrar.act()
         simulation.library.visit()
         simulation.trials.make()
+        simulation.devices.act()
         self._deed(random.choice(sorted(simulation.kinds)))
         simulation.later(random.choice((200 * US, 2 * MS, 20 * MS)), self._act)
 

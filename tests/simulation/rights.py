@@ -241,6 +241,8 @@ class Rights:
         token = self._token(call.headers)
         if not self._is_apart or not token or call.lost or self._simulation.is_faulty:
             return
+        if list(call.wanted) != call.kind.outputs(call.question):
+            return  # a step that nobody needs is not executed
         for name in STEPS[call.kind.name]:
             if KINDS[name].reuses and KINDS[name].is_seen and not (KINDS[name].text or KINDS[name].ragged):
                 callers = self._answered.setdefault((name, call.question), set())

@@ -19,6 +19,7 @@ from inferd.server.engine.instances.resources import Resources
 from inferd.server.engine.instances.shared_memory import MOST_COPIED
 from inferd.server.front.keepalive import ConnectionPolicy
 from inferd.server.front.peer import Peer
+from tests import gpu_stub
 from tests.simulation.ages import AGES, GRACES, SILENCES, STRIKES, Drops
 from tests.simulation.audit import audit_connections, audit_memos, free_kept
 from tests.simulation.blunders import err
@@ -28,6 +29,7 @@ from tests.simulation.clients import Call, Client, draw_temper
 from tests.simulation.crowd import Crowd, can_ask
 from tests.simulation.demand import Demand
 from tests.simulation.desk import Desk, forget_door
+from tests.simulation.devices import Devices
 from tests.simulation.forwarding import Forwarding
 from tests.simulation.gpus import Graphics
 from tests.simulation.histories import make_histories
@@ -218,6 +220,7 @@ class Simulation:
         self.has_lodgers = self.has("lodgers", 0.3, when=scale.operator)
         self.lodgers = Lodgers(self)
         self.registrar = Registrar(self)
+        self.devices = Devices(self)
         self.executions = Executions(self.tell, world, resources, is_faulty=self.is_faulty)
         self.stops_early = self.has("stops early", 0.15, when=scale.operator and not scale.crowd)
         self.ages = self.has("ages", 0.25, when=scale.operator)  # connections are ended when they are old
@@ -632,5 +635,6 @@ def left_over(before: dict[str, int], world: World) -> str:
     after = live_counters()
     more = {name: count - before[name] for name, count in after.items() if count != before[name]}
     free_kept(MOST_IDLE)
-    left = f"native objects: {more}" if more else world.taken
+    drivers = "" if more else "; ".join(gpu_stub.load().report())
+    left = f"native objects: {more}" if more else drivers or world.taken
     return f"of the server is left: {left}" if left else ""

@@ -125,7 +125,7 @@ class RedisStore(ResponseStore):
     async def _search(self, lookup: Lookup, identity: bytes) -> None:
         try:
             found = await self._ask(self._find(lookup, identity)) if lookup.pending else None
-            if found is not None and lookup.pending:
+            if found is not None:
                 lookup.found(*found)
         except ValueError as error:
             self._tell(f"{lookup.key} in Redis is no response of inferd", error)
@@ -133,7 +133,10 @@ class RedisStore(ResponseStore):
             lookup.missing()
 
     async def _find(self, lookup: Lookup, identity: bytes) -> Decoded | None:
-        inputs, outputs, parameters = lookup.parts()
+        parts = lookup.parts()
+        if parts is None:
+            return None
+        inputs, outputs, parameters = parts
         size = sum(len(data) for _, _, _, data in inputs)
         digest = await _work(size, _digest, identity, inputs, outputs, parameters)
         key = f"{self._config.prefix}:{lookup.model}:{lookup.version}:{digest}"
