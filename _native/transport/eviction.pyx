@@ -13,13 +13,13 @@ A client that exceeds its own limit of bytes loses the call that does so (`quota
 work, or whose headers come too slowly, loses its connection (`conn_calm`).
 """
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport strlen
 
 from inferd._native.refusal cimport REFUSAL_SERVER_BYTES
 from inferd._native.text cimport format_text
 from inferd._native.transport.call_state cimport RECEIVED_ALL
-from inferd._native.transport.closing cimport CONN_PARTING, CONN_SHUT, closing_break, closing_move
+from inferd._native.transport.closing cimport CONN_DRAINING, CONN_PARTING, CONN_SHUT, closing_break, closing_move
 from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.ledger cimport Account, account_exceeded, account_owed, charge_release
 from inferd._native.transport.nghttp2 cimport (
@@ -210,11 +210,13 @@ cdef void conn_evict(Conn *conn) noexcept nogil:
 
 
 cdef void conn_calm(Conn *conn, const char *debug) noexcept nogil:
+    cdef int32_t last
     if conn.session == NULL or conn.state >= CONN_PARTING:
         return
+    last = conn.last_served if conn.state == CONN_DRAINING else nghttp2_session_get_last_proc_stream_id(conn.session)
     closing_move(&conn.state, CONN_PARTING)
-    if nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(conn.session),
-                             NGHTTP2_ENHANCE_YOUR_CALM, <const uint8_t *>debug, strlen(debug)) != 0:
+    if nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE, last, NGHTTP2_ENHANCE_YOUR_CALM,
+                             <const uint8_t *>debug, strlen(debug)) != 0:
         closing_break(&conn.state)
     mark_dirty(conn)
 

@@ -540,8 +540,8 @@ cdef void conn_announce_shutdown(Conn *conn) noexcept nogil:
 cdef void conn_go_away(Conn *conn, const char *debug) noexcept nogil:
     if conn.session != NULL and conn.state < CONN_DRAINING:
         closing_move(&conn.state, CONN_DRAINING)
-        nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE,
-                              nghttp2_session_get_last_proc_stream_id(conn.session), NGHTTP2_NO_ERROR,
+        conn.last_served = nghttp2_session_get_last_proc_stream_id(conn.session)
+        nghttp2_submit_goaway(conn.session, NGHTTP2_FLAG_NONE, conn.last_served, NGHTTP2_NO_ERROR,
                               <const uint8_t *>debug, strlen(debug))
         mark_dirty(conn)
 

@@ -236,6 +236,7 @@ cdef struct Conn:
     uint64_t pinged_frames   # the same when the latest PING of the peer came
     Budget budget            # for frames that advance no call
     int32_t last_stream      # the latest that the peer has opened
+    int32_t last_served      # the latest that `conn_go_away` has named, and no later GOAWAY may name a later one
     int32_t watched          # the latest for which conn_watch has set a timer, if it needs one
     int32_t over[REMEMBERED]  # the latest that the peer has ended or reset
     uint32_t over_count      # entries written to `over` so far; `over` is a ring

@@ -12,6 +12,7 @@ import h2.events
 import h2.settings
 import numpy as np
 import pytest
+from hyperframe.frame import GoAwayFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -640,6 +641,20 @@ def test_a_call_behind_the_last_one_that_goaway_names_is_not_begun(echo):
     peer.connection.take_output()
     assert peer.connection.finished
     peer.close()
+
+
+def test_no_goaway_names_a_later_stream_than_the_one_before(peer):
+    """The client would take those in between for served, and not ask another server for them."""
+    first = peer.open("/test/Echo")
+    peer.pump()
+    peer.connection.go_away()
+    for _ in range(3):
+        peer.open("/test/Echo")
+    peer.feed(peer.h2.data_to_send())
+    peer.connection.calm("enough")
+    told = [frame for frame in h2cases.frames(peer.take()) if isinstance(frame, GoAwayFrame)]
+    assert [frame.error_code for frame in told] == [h2cases.NO_ERROR, h2cases.CALM]
+    assert [frame.last_stream_id for frame in told] == [first, first]
 
 
 def test_idle_connection_is_finished_by_go_away(peer):

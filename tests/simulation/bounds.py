@@ -147,6 +147,7 @@ class Bounds:
         now = simulation.world.now()
         left_ns = call.opened_ns + call.deadline_ns - now  # at least: its time began when its headers came
         is_plain = call.talk is None and not call.client.packs and call.client.end.flows(call.opened_ns)
+        is_plain = is_plain and not simulation.by_python  # else the time begins when the loop hands it on
         if call.deadline_ns >= 0 and left_ns > 0 and is_plain and call.client.temper.prompt and goes_at_once(call.kind):
             self._hurried[call.number] = call, now + call.deadline_ns - left_ns // SPARE
 

@@ -624,7 +624,8 @@ class Client:
         return x
 
     def _sequence(self, kind: Kind) -> Sequence:
-        most = 1 if kind.tallies else PATIENT  # steps before the one that keeps sequences may change their order
+        # steps before the one that keeps sequences may change their order, and so may handlers in Python
+        most = 1 if kind.tallies or self.simulation.by_python else PATIENT
         open_ones = [one for one in self.sequences if one.kind is kind and one.under_way < most]
         if open_ones and self.random.random() < 0.85:
             return self.random.choice(open_ones)

@@ -145,7 +145,7 @@ class Desk:
         if simulation.has("two I/O threads", SEVERAL, when=True):
             threads = 3 if simulation.has("three I/O threads", THREE, when=True) else 2
         return NativeDoor(
-            infer,
+            None if simulation.by_python else infer,
             access=simulation.rights.access,
             receive_timeout=limits["receive_timeout"],
             send_timeout=30.0,

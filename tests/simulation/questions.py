@@ -183,10 +183,10 @@ class Questions:
         self.told: dict[str, tuple[int, int, int]] = {}
 
     def install(self) -> None:
-        """Have the door serve them."""
-        if not self.share:
-            return
+        """Have the door serve them, and inference, where that is handled in Python, too."""
         simulation = self._simulation
+        if not (self.share or simulation.by_python):
+            return
         policy = Policy(access=simulation.rights.access, forwarder=simulation.forwarding.forwarder)
         install(simulation.door, table(simulation.engine, IDENTITY), simulation.engine, policy)
 

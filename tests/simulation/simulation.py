@@ -249,6 +249,7 @@ class Simulation:
         self.secure = Secure(self)
         self.library = Library(self)
         self.trials = Trials(self)
+        self.trials.begin()
         self.silence_ns = 0  # in which a peer has to answer a PING
         if self.has("keepalive", 0.3, when=not scale.crowd):
             often, patience = Random(f"{seed} keepalive").choice(SILENCES)
@@ -256,6 +257,8 @@ class Simulation:
                 policy, keepalive_time=self.pace * often, keepalive_timeout=patience, max_pings_without_data=None
             )
             self.silence_ns = int(patience * SECOND)
+        # requests for inference are handled in Python, as they are with --transport grpcio
+        self.by_python = self.has("inference by Python", 0.12, when=not scale.crowd)
         pool = int(self._draw("pool", 1, 2))
         self.receive_timeout = self._draw("receive timeout", 0, 10)  # seconds
         self.door = self.desk.make_door(

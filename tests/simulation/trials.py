@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,20 @@ from inferd._native.tensors.classify import classify_tensor
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests.native import classes
 from tests.native.official import check
+from tests.simulation.lines import try_lines
+from tests.simulation.tried_orders import try_alarms, try_full_queues, try_many_turns, try_timers
+from tests.simulation.tried_rules import try_access, try_patterns, try_versions
+from tests.simulation.tried_texts import (
+    try_deflating,
+    try_errors,
+    try_hashes,
+    try_headers,
+    try_index,
+    try_inflating,
+)
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.simulation.simulation import Simulation
 
 SHARE = 0.25  # of simulations that have some
@@ -55,6 +65,31 @@ class Trials:
             try_turns,
         )
 
+    def begin(self) -> None:
+        """Make those of the start: some in turn by the seed, and then some of them again while memory is refused.
+
+        Raises:
+            Violation: an answer is another one.
+        """
+        seed, world = self._simulation.outcome.seed, self._simulation.world
+        if self._simulation.scale.fails_at or self._simulation.scale.crowd:
+            return
+        for number in range(AT_START):
+            trial = IN_TURN[(seed * AT_START + number) % len(IN_TURN)]
+            trial(Random(f"{seed} {trial.__name__}"))
+            random = Random(f"{seed} {trial.__name__} refused")
+            for take in random.sample(range(1, TAKES), REFUSED if trial not in STEADY else 0):
+                before, failed = world.may_fail(1), world.failed_takes
+                world.fail_at(take, 1)
+                try:
+                    trial(Random(f"{seed} {trial.__name__} {take}"))
+                except (MemoryError, Violation):  # what has not come is missing in the answer
+                    if world.failed_takes == failed:
+                        raise
+                finally:
+                    world.fail_at(0, 0)
+                    world.may_fail(before)
+
     def make(self) -> None:
         """Make some.
 
@@ -70,6 +105,13 @@ class Trials:
             except MemoryError:
                 if not self._simulation.is_faulty:
                     raise
+
+
+# Those of the start. What has many lines of native code has several turns.
+IN_TURN: tuple[Callable[[Random], None], ...] = ()  # set below
+STEADY = (try_full_queues,)  # trials whose probe has no answer to a lack of memory
+AT_START = 5  # for each simulation
+TAKES, REFUSED = 30, 2  # of the takes of memory of a trial, so many are refused, each in a trial of its own
 
 
 # -- requests, as bytes that are well formed, nearly well formed, or cut
@@ -335,3 +377,30 @@ def try_turns(random: Random) -> None:
         except IndexError:
             return
         raise Violation("nobody waits, and somebody has a turn")
+
+
+IN_TURN = (
+    try_lines,
+    try_requests,
+    try_inflating,
+    try_access,
+    try_timers,
+    try_lines,
+    try_headers,
+    try_versions,
+    try_full_queues,
+    try_turns,
+    try_lines,
+    try_requests,
+    try_deflating,
+    try_errors,
+    try_responses,
+    try_lines,
+    try_alarms,
+    try_hashes,
+    try_patterns,
+    try_index,
+    try_lines,
+    try_classes,
+    try_many_turns,
+)

@@ -18,7 +18,7 @@ BUILT = Path(__file__).resolve().parents[2] / "build" / "simulation"
 FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
 NEVER = (1 << 63) - 1
 WORKER_FD = 0  # what a descriptor tells the main thread
-LOOP_FDS = (1, 2, 4, 8)  # the same, of those that the loop reads
+LOOP_FDS = (1, 2, 4, 8, 16)  # the same, of those that the loop reads
 UNWATCHED = -1
 START_NS = 1_000_000_000_000
 MS = 1_000_000

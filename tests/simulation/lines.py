@@ -1,0 +1,593 @@
+"""Trials of connections in memory, with limits, a clock and handlers of their own: the server has them beside its door.
+
+Two clients with a few connections each make calls that Python handles, break their quotas, send too slowly, read too
+little, ask for too much, and hang up. Each refusal has to have its reason, and each reason its refusal.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import math
+import re
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from urllib.parse import unquote
+
+from inferd._native.transport.call import (
+    EVENT_CLOSED,
+    EVENT_DEADLINE,
+    EVENT_HALF_CLOSE,
+    EVENT_MESSAGE,
+    EVENT_WRITABLE,
+    Call,
+    CallOverError,
+)
+from inferd._native.transport.client import ClientUse
+from inferd._native.transport.connection import Connection
+from inferd._native.transport.endpoint import Endpoint
+from inferd._native.transport.thread_pool import PoolThreads
+from tests.simulation.wire import PING, SETTINGS, Stream, Violation, Wire, frame, take_message
+
+PATH = "/test/Stream"
+PREFIX = 5
+SIZES = (0, 1, 17, 100, 900, 5000, 20_000, 70_000)
+CALM, CANCELLED = 11, 8  # codes of RST_STREAM
+SLOWEST = 16 << 10  # bytes a second
+WRITABLE = 64 << 10  # unsent bytes below which a call may go on
+POOLED = 64 << 10  # bytes from which threads of a pool may be asked
+LIMITED, LATE, UNKNOWN = 8, 4, 2
+IN_FLIGHT = re.compile(
+    r"client (\w+) has (\d+) (calls|streams|bytes) in flight, (?:which is more than )?its limit (?:of|is) (\d+)$"
+)
+ANNOUNCED = re.compile(r"client (\w+) announces a message of (\d+) bytes, which is more than its limit of (\d+)$")
+TOGETHER = re.compile(r"the request announces a message of (\d+) bytes; all clients together may have (\d+)$")
+LARGER = re.compile(r"Received message larger than max \((\d+) vs\. (\d+)\)$")
+INFLATED = re.compile(r"Received message larger than max after decompression \(limit (\d+)\)$")
+HELD = re.compile(r"the requests and responses that the server held had more bytes than its limit of (\d+)$")
+SLOW = re.compile(r"the request has not arrived within ([\d.e+]+) s: (.*)$")
+TEXTS = ("", "fine", "größe 100%", "a\tb")
+KINDS = {"calls": "max_calls", "streams": "max_streams", "bytes": "max_bytes"}
+COSTS = {PING: 1, SETTINGS: 10, 8: 1, 3: 10, 2: 1}  # frames of the budget, at most, by type of frame
+
+
+@dataclass
+class Limits:
+    """Those of the server, and those of a client; None: any number."""
+
+    max_message: int | None
+    max_inflated: int | None
+    max_held_bytes: int | None
+    receive_timeout: float
+    send_timeout: float
+    spare_frames: int
+
+
+@dataclass
+class Asked:
+    """One call."""
+
+    line: Line
+    stream: Stream
+    number: int
+    single: bool
+    packed: str  # how its messages are compressed; empty: they are not
+    timeout: float  # seconds; negative: none
+    opened: float
+    accepts: str
+    offered: list[bytes] = field(default_factory=list)  # whole messages, as they are before they are compressed
+    sizes: list[int] = field(default_factory=list)  # of these, on the wire
+    call: Call | None = None
+    taken: int = 0
+    answers: list[bytes] = field(default_factory=list)
+    heard: int = 0
+    headers: tuple[tuple[str, str], ...] = ()
+    end: tuple[int, str, tuple[tuple[str, str], ...]] | None = None
+    events: Counter[str] = field(default_factory=Counter)
+    refused_stream: bool = False
+    judged: bool = False
+    moved: float = 0.0  # when anything of it was sent, or could be
+
+    @property
+    def over(self) -> bool:
+        return self.stream.over or self.line.gone
+
+
+class Line:
+    """One connection."""
+
+    def __init__(self, front: Front, number: int) -> None:
+        random = front.random
+        self.front, self.number = front, number
+        self.use, self.limits = random.choice(front.uses)
+        self.connection = Connection(front.endpoint, f"ipv4:10.1.0.{number}:1", use=self.use)
+        self.connection.flush = lambda: None
+        self.refusals: list[str] = []
+        self.connection.on_refused = self.refusals.append
+        self.pings = 0
+        self.connection.on_ping = self.pinged
+        self.wire = Wire(random.choice((100, 20_000, 1 << 20)), 1 << 24, broad=random.random() < 0.5)
+        self.reads = True
+        self.gone = False
+        self.frames: list[tuple[float, int]] = []  # what was sent that costs something, at most: when and how much
+        self.answers = 0  # frames that earn something
+
+    def pinged(self) -> None:
+        self.pings += 1
+
+    def exchange(self) -> None:
+        """Send what there is, and read, until both are silent."""
+        while not self.gone:
+            sent = bytes(self.wire.out)
+            self.wire.out.clear()
+            if sent and not self.connection.parting:
+                self._count(sent)
+                step = self.front.random.choice((len(sent), len(sent), 1000, 9))
+                for at in range(0, len(sent), step if len(sent) < 3000 else len(sent)):
+                    self.connection.receive(sent[at : at + step] if len(sent) < 3000 else sent)
+            self.front.endpoint.flush_dirty()
+            got = self._take() if self.reads else b""
+            if got:
+                self.wire.receive(got)
+            if not sent and not got:
+                break
+        if not self.gone and self.connection.finished and self.reads:
+            self.hang_up()
+
+    def _take(self) -> bytes:
+        limit = self.front.random.choice((1 << 20, 1 << 20, 500))
+        return b"".join(bytes(piece) for piece in self.connection.take_output(limit))
+
+    def _count(self, sent: bytes) -> None:
+        """What these bytes cost; the preface and a first HEADERS of a call cost nothing."""
+        if sent.startswith(b"PRI"):
+            sent = sent[24:]
+        now = self.front.clock.now
+        at = 0
+        while at + 9 <= len(sent):
+            size, kind = int.from_bytes(sent[at : at + 3], "big"), sent[at + 3]
+            self.frames.append((now, COSTS.get(kind, 1 if size == 0 else 0)))
+            at += 9 + size
+
+    def hang_up(self) -> None:
+        """The peer is gone."""
+        self.gone = True
+        self.connection.close()
+        self.front.judge_end(self)
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Front:
+    """An endpoint with its clients."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        limits = Limits(
+            max_message=random.choice((None, None, 10_000)),
+            max_inflated=random.choice((None, None, 30_000)),
+            max_held_bytes=random.choice((None, 1 << 19, 1 << 17, 60_000)),
+            receive_timeout=random.choice((math.inf, 10.0)),
+            send_timeout=random.choice((math.inf, 10.0)),
+            spare_frames=random.choice((100, 10_000, 10_000)),
+        )
+        self.limits = limits
+        self.pool = PoolThreads(1) if random.random() < 0.3 else None  # which never has its turn
+        self.max_streams = random.choice((5, 100))
+        self.endpoint = Endpoint(self._begins, max_streams=self.max_streams, pool_threads=self.pool, **vars(limits))
+        self.clock = self.endpoint.clock = Clock()
+        self.uses = []
+        for name in ("first", "second"):
+            quota = {
+                "max_calls": random.choice((None, None, 3)),
+                "max_streams": random.choice((None, None, 0, 2)),
+                "max_bytes": random.choice((None, None, 60_000)),
+            }
+            self.uses.append((ClientUse(name, **quota), quota))
+        self.lines: list[Line] = []
+        self.asked: dict[int, Asked] = {}
+        self.numbers = 0
+        self.moved = False  # time has passed while calls were open
+        for number in range(3):
+            self.lines.append(Line(self, number))
+            self.lines[-1].exchange()
+
+    # -- the handler
+
+    def _begins(self, call: Call) -> None:
+        metadata = dict(call.metadata)
+        asked = self.asked[int(metadata["number"])]
+        asked.call = call
+        expect = {"number": str(asked.number), "beside-bin": b"\0" + str(asked.number).encode(), **dict(asked.headers)}
+        told = {name: value for name, value in metadata.items() if not name.startswith("grpc-")}
+        if told != expect or call.path != PATH:
+            raise Violation(f"call {asked.number} has {metadata}, where {expect} was sent")
+        if asked.timeout >= 0 and call.timeout_ns != round(asked.timeout * 1e9):
+            raise Violation(f"call {asked.number} has {call.timeout_ns} ns, where {asked.timeout} s was sent")
+
+        def hear(event: str) -> None:
+            asked.events[event] += 1
+            if event == EVENT_DEADLINE:
+                self._expires(asked)
+
+        call.on_event = hear
+        if not call.open:
+            return
+        if asked.single:
+            call.expect_one()
+            return
+        use, before = asked.line.use, asked.line.use.streams
+        most = asked.line.limits["max_streams"]
+        good = call.count_as_stream()
+        if good != (most is None or before < most):
+            raise Violation(f"{before} streams are open of {most}, and one more may be: {good}")
+        asked.refused_stream = not good
+        if good and use.streams != before + 1:
+            raise Violation(f"{use.streams} streams are open, where {before + 1} were expected")
+
+    def _expires(self, asked: Asked) -> None:
+        if asked.timeout < 0 or self.clock.now < asked.opened + asked.timeout or asked.events[EVENT_DEADLINE] > 1:
+            raise Violation(f"call {asked.number} has heard of its deadline {asked.events} at {self.clock.now}")
+        assert asked.call is not None
+        if asked.call.open:
+            asked.call.expire()
+            asked.end = (LATE, "Deadline Exceeded", ())
+
+    def _handle(self, asked: Asked) -> None:
+        """Do something as the handler of this call."""
+        random, call = self.random, asked.call
+        if call is None:
+            return
+        what = random.random()
+        was_open = call.open
+        try:
+            if what < 0.4:
+                self._take(asked)
+            elif what < 0.45:
+                encoding = random.choice(("", "gzip", "deflate", "identity", "br"))
+                is_wrong = encoding == "br" or self._has_begun(asked)
+                self._refuses(lambda: call.set_compression(encoding, 1), is_wrong)
+            elif what < 0.5:
+                self._refuses(lambda: call.send_headers([("x-first", "1")]), self._has_begun(asked))
+                asked.events["headers"] += 1
+            elif what < 0.75:
+                message = random.randbytes(random.choice(SIZES) // 2) + bytes(random.choice(SIZES) // 2)
+                call.send_message(message, random.random() < 0.7)
+                asked.answers.append(message)
+            elif what < 0.8:
+                call.hold(random.choice((0, 500, 3000)))
+            elif what < 0.83:
+                call.let_go()
+            elif what < 0.86:
+                self._refuses(lambda: call.hold(-1 << 40), True)
+            elif what < 0.88:
+                call.reset()
+                asked.events["reset"] += 1
+            elif what < 0.9:
+                status, text = random.choice((3, 8, 14)), random.choice(TEXTS)
+                call.refuse(status, text)
+                asked.end = (status, text, ())
+            elif call.half_closed or what > 0.97:
+                status, text = random.choice((0, 0, 5)), random.choice(TEXTS)
+                metadata = (("x-last", "2"),) if random.random() < 0.5 else ()
+                self._refuses(lambda: call.end(99), True)
+                call.end(status, text, metadata)
+                asked.end = (status, text, metadata)
+        except CallOverError:
+            if was_open:
+                raise Violation(f"call {asked.number} was open, and is over") from None
+            return
+        if not was_open and 0.5 <= what < 0.75:
+            raise Violation(f"call {asked.number} is over, and a message was sent")
+
+    def _has_begun(self, asked: Asked) -> bool | None:
+        """Whether the headers of its answer are sent; None: unless a thread of the pool has to compress that first."""
+        if asked.answers and self.pool is not None and not asked.events["headers"]:
+            return None
+        return bool(asked.answers) or asked.events["headers"] > 0
+
+    def _refuses(self, do: Callable[[], None], is_wrong: bool | None) -> None:
+        try:
+            do()
+        except CallOverError:
+            raise
+        except ValueError:
+            if is_wrong is False:
+                raise Violation("a handler is refused what it may do") from None
+            return
+        if is_wrong:
+            raise Violation("a handler may do what is wrong")
+
+    def _take(self, asked: Asked) -> None:
+        assert asked.call is not None
+        message = asked.call.take_message()
+        if message is None:
+            return
+        if asked.taken >= len(asked.offered) or message != asked.offered[asked.taken]:
+            raise Violation(f"call {asked.number} has taken another message than its client has sent")
+        asked.taken += 1
+
+    # -- the client
+
+    def _open(self, line: Line) -> None:
+        random = self.random
+        self.numbers += 1
+        timeout = random.choice((-1.0, -1.0, 0.0, 3.0, 30.0))
+        packed = random.choice(("", "", "gzip", "deflate"))
+        accepts = random.choice(("identity", "gzip", "deflate,gzip"))
+        extra = (("x-more", random.choice(("a", "b" * 300))),) if random.random() < 0.3 else ()
+        headers = [("number", str(self.numbers)), ("beside-bin", base64_of(b"\0" + str(self.numbers).encode())), *extra]
+        if timeout >= 0:
+            headers.append(("grpc-timeout", f"{int(timeout * 1000)}m"))
+        headers += [("grpc-encoding", packed)] * bool(packed) + [("grpc-accept-encoding", accepts)]
+        before = line.use.calls
+        stream = line.wire.open(PATH, tuple(headers), b"")
+        stream.more = True
+        asked = Asked(line, stream, self.numbers, random.random() < 0.5, packed, timeout, self.clock.now, accepts)
+        asked.headers = extra
+        asked.moved = self.clock.now
+        self.asked[self.numbers] = asked
+        line.exchange()
+        most = line.limits["max_calls"]
+        if most is not None and before >= most and asked.call is not None and not line.gone:
+            raise Violation(f"client {line.use.name} has {before} calls of {most}, and one more is served")
+
+    def _offer(self, asked: Asked) -> None:
+        """A message, or the end."""
+        random, stream = self.random, asked.stream
+        if stream.sent_end or not stream.more:
+            return
+        if random.random() < 0.3 or (asked.single and asked.offered and random.random() < 0.8):
+            stream.more = False
+            if not stream.body and not stream.over:
+                stream.sent_end = True
+                asked.line.wire.out += frame(0, 1, stream.number, b"")
+            return
+        message = bytes(random.choice(SIZES)) + random.randbytes(random.choice((0, 3, 500)))
+        wire = message
+        if asked.packed:
+            wire = gzip.compress(message, 1, mtime=0) if asked.packed == "gzip" else zlib.compress(message, 1)
+        asked.offered.append(message)
+        asked.sizes.append(len(wire))
+        stream.body += bytes([bool(asked.packed)]) + struct.pack(">I", len(wire)) + wire
+
+    def _send(self, asked: Asked) -> None:
+        if asked.stream.body and not asked.stream.over:
+            for _ in range(self.random.choice((1, 1, 10))):
+                asked.line.wire.push(asked.stream, self.random.choice((1, 3, 40, 5000, 1 << 20)))
+            asked.moved = self.clock.now
+
+    def step(self) -> None:
+        """Somebody does something."""
+        random = self.random
+        lines = [line for line in self.lines if not line.gone]
+        if not lines:
+            return
+        line = random.choice(lines)
+        mine = [asked for asked in self.asked.values() if asked.line is line and not asked.over]
+        what = random.random()
+        if what < 0.15 or not mine:
+            if line.wire.went_away is not None:
+                line.hang_up()
+            elif line.connection.streams < self.max_streams:
+                self._open(line)
+        elif what < 0.35:
+            self._offer(random.choice(mine))
+        elif what < 0.6:
+            self._send(random.choice(mine))
+        elif what < 0.8:
+            for _ in range(random.choice((1, 4))):
+                self._handle(random.choice(mine))
+        elif what < 0.83:
+            asked = random.choice(mine)
+            line.wire.cancel(asked.stream)
+        elif what < 0.9:
+            asked = random.choice(mine)
+            size = random.choice((1, 1000, 100_000))
+            line.wire.give(asked.stream, size)
+            if random.random() < 0.5:
+                line.wire.give(None, size)
+        elif what < 0.92:
+            for _ in range(random.choice((1, 1, 30, 150))):
+                line.wire.ping()
+        elif what < 0.93:
+            line.reads = not line.reads
+        elif what < 0.98:
+            self.clock.now += random.choice((0.001, 1.0, 5.0, 11.0))
+            self.moved = True
+            self.endpoint.expire()
+        elif what < 0.985:
+            line.hang_up()
+        elif what < 0.99:
+            random.choice((line.connection.announce_shutdown, line.connection.go_away, line.connection.ping))()
+        line.exchange()
+        self.check()
+
+    # -- rules
+
+    def check(self) -> None:
+        """What holds at any time.
+
+        Raises:
+            Violation: it does not.
+        """
+        endpoint = self.endpoint
+        endpoint.flush_dirty()
+        if not endpoint.ledger_agrees() or endpoint.held != sum(endpoint.ledger.values()):
+            raise Violation(f"the sums of the ledger do not agree: {endpoint.ledger}")
+        if endpoint.held - endpoint.departed != sum(use.bytes_held for use, _ in self.uses):
+            raise Violation(f"{endpoint.held} bytes are held, of clients {[use.bytes_held for use, _ in self.uses]}")
+        if endpoint.streams != sum(use.calls for use, _ in self.uses):
+            raise Violation(f"{endpoint.streams} streams are open, of clients {[use.calls for use, _ in self.uses]}")
+        most = self.limits.max_held_bytes
+        if most is not None and endpoint.held - endpoint.departed > most:
+            raise Violation(f"{endpoint.held} bytes are held, and {most} may be")
+        for asked in self.asked.values():
+            if not asked.judged:
+                self._judge(asked)
+
+    def _judge(self, asked: Asked) -> None:
+        stream, line = asked.stream, asked.line
+        while (message := take_message(stream.data)) is not None:
+            if asked.heard >= len(asked.answers) or message != asked.answers[asked.heard]:
+                raise Violation(f"call {asked.number} has another answer than its handler has sent")
+            asked.heard += 1
+        call = asked.call
+        if call is not None and not asked.over and line.reads and call.open:
+            self._check_open(asked, call)
+        if asked.over:
+            asked.judged = True
+            if stream.trailers is not None:
+                self._judge_status(asked)
+            elif stream.reset is not None:
+                self._judge_reset(asked)
+
+    def _check_open(self, asked: Asked, call: Call) -> None:
+        """What holds for a call that is open."""
+        now = self.clock.now
+        if (
+            asked.timeout >= 0
+            and now >= asked.opened + asked.timeout
+            and self.moved_after(asked.opened + asked.timeout)
+        ):
+            raise Violation(
+                f"call {asked.number} is open, {now - asked.opened} s after its client gave it {asked.timeout}"
+            )
+        unsent = sum(len(message) + PREFIX for message in asked.answers[asked.heard :]) - len(asked.stream.data)
+        if not call.writable and unsent < WRITABLE and not self.pool:
+            raise Violation(f"call {asked.number} has {unsent} bytes unsent, and may send no more")
+        if asked.taken < asked.events[EVENT_MESSAGE] - len(asked.offered):
+            raise Violation(f"call {asked.number} hears of {asked.events[EVENT_MESSAGE]} messages")
+        if call.half_closed and not asked.stream.sent_end:
+            raise Violation(f"call {asked.number} is half closed, and its client goes on")
+        if asked.events[EVENT_HALF_CLOSE] > 1 or asked.events[EVENT_CLOSED]:
+            raise Violation(f"call {asked.number} is open, and has heard {asked.events}")
+
+    def moved_after(self, due: float) -> bool:
+        """Whether timers were asked since then."""
+        return self.clock.now > due + 0.002
+
+    def _judge_status(self, asked: Asked) -> None:
+        trailers = asked.stream.trailers or {}
+        status, text = int(trailers["grpc-status"]), unquote(trailers.get("grpc-message", ""))
+        if asked.end is not None and (status, text) == asked.end[:2]:
+            metadata = dict(asked.end[2])
+            if any(trailers.get(name) != value for name, value in metadata.items()):
+                raise Violation(f"call {asked.number} ends with {trailers}, where {metadata} was sent")
+            if asked.heard != len(asked.answers):
+                raise Violation(f"call {asked.number} has {asked.heard} of {len(asked.answers)} answers, and a status")
+            return
+        if not self._explains(asked, status, text):
+            raise Violation(f"call {asked.number} of {asked.line.limits} ends with {status} '{text}', not {asked.end}")
+
+    def _explains(self, asked: Asked, status: int, text: str) -> bool:
+        """Whether the server may refuse a call so."""
+        limits, mine, name = self.limits, asked.line.limits, asked.line.use.name
+        last = asked.sizes[-1] if asked.sizes else 0
+        if found := IN_FLIGHT.match(text):
+            limit = mine[KINDS[found[3]]]
+            enough = int(found[2]) >= limit if found[3] == "streams" else int(found[2]) > limit
+            return status == LIMITED and found[1] == name and int(found[4]) == limit and enough
+        if found := ANNOUNCED.match(text):
+            of, limit = int(found[2]), mine["max_bytes"]
+            return status == LIMITED and found[1] == name and of in asked.sizes and of > limit == int(found[3])
+        if found := TOGETHER.match(text):
+            return (
+                status == LIMITED
+                and int(found[1]) in asked.sizes
+                and int(found[1]) > int(found[2]) == limits.max_held_bytes
+            )
+        if found := LARGER.match(text):
+            return (
+                status == LIMITED
+                and int(found[1]) in asked.sizes
+                and int(found[1]) > int(found[2]) == limits.max_message
+            )
+        if found := INFLATED.match(text):
+            most = min(each for each in (limits.max_inflated, limits.max_message, 1 << 32) if each is not None)
+            return status == LIMITED and int(found[1]) == most and max(map(len, asked.offered)) > most
+        if found := HELD.match(text):
+            return status == LIMITED and int(found[1]) == limits.max_held_bytes
+        if found := SLOW.match(text):
+            seconds = float(found[1])
+            part = re.match(r"(\d+) bytes of its message have come$", found[2])
+            come = int(part[1]) if part else last
+            is_so = part is not None or "END_STREAM is missing" in found[2]
+            due = limits.receive_timeout + come / SLOWEST
+            return status == LATE and is_so and seconds * 1.01 >= due and seconds <= self.clock.now - asked.opened + 0.1
+        if text == "Deadline Exceeded":
+            return status == LATE and 0 <= asked.timeout <= self.clock.now - asked.opened
+        if text == "expected one request message, got more":
+            return asked.single and len(asked.offered) > 1
+        return False
+
+    def _judge_reset(self, asked: Asked) -> None:
+        """The server has reset a call: its handler has, or its client has not read for too long, or held too much."""
+        code = asked.stream.reset
+        if asked.events["reset"] or asked.line.wire.went_away is not None:
+            return
+        may = self.limits.send_timeout < math.inf and self.clock.now - asked.opened > self.limits.send_timeout
+        may = may or self.limits.max_held_bytes is not None
+        if not (may and code in (CALM, CANCELLED)):
+            raise Violation(f"call {asked.number} is reset with {code}, and nobody knows why")
+
+    def judge_end(self, line: Line) -> None:
+        """A connection has ended.
+
+        Raises:
+            Violation: for no reason.
+        """
+        if line.wire.went_away == CALM and "too_many_frames" in line.wire.farewell:
+            spent = sum(cost for _, cost in line.frames)
+            if spent <= self.limits.spare_frames:
+                raise Violation(
+                    f"{spent} frames cost too much, where {self.limits.spare_frames} may be sent in a second"
+                )
+
+    def end(self) -> None:
+        """All hang up, and nothing is left."""
+        for line in self.lines:
+            if not line.gone:
+                line.reads = True
+                line.exchange()
+        self.check()
+        for line in self.lines:
+            if not line.gone:
+                line.hang_up()
+        self.endpoint.flush_dirty()
+        if self.pool is not None:
+            self.pool.close()
+            self.endpoint.collect_jobs()
+        held, streams = self.endpoint.held, self.endpoint.streams
+        if held or streams or any(use.calls or use.streams or use.bytes_held for use, _ in self.uses):
+            raise Violation(f"all have hung up, and {held} bytes and {streams} streams are held")
+        for asked in self.asked.values():
+            if asked.call is not None and asked.events[EVENT_CLOSED] != 1:
+                raise Violation(f"call {asked.number} has heard {asked.events}, and its client is gone")
+            if asked.events[EVENT_WRITABLE] and not asked.answers:
+                raise Violation(f"call {asked.number} hears that it may go on, and has sent nothing")
+            asked.call = None
+
+
+def base64_of(data: bytes) -> str:
+    """As headers have it."""
+    return base64.b64encode(data).decode().rstrip("=")
+
+
+def try_lines(random: Random) -> None:
+    """Clients of a front in memory do what they like for a while."""
+    front = Front(random)
+    for _ in range(random.choice((30, 80, 150))):
+        front.step()
+    front.end()
