@@ -407,6 +407,7 @@ static void begin_call(struct line *line, int chosen, int64_t now, int forgets) 
 /* Begin so many calls, or as many as may be open; how many. `forgets`: the end of the last one is not sent. */
 int line_ask(struct line *line, int count, int64_t now, int forgets) {
     int begun, one = below(line, 2) ? draw_kind(line) : -1; /* a burst may ask one model */
+    if (line->went_away) return 0; /* it asks more on its next connection */
     if (line->crowd->most - line->crowd->asked < count) count = (int)(line->crowd->most - line->crowd->asked);
     for (begun = 0; begun < count && line->free_count; begun++)
         begin_call(line, one >= 0 ? one : draw_kind(line), now,

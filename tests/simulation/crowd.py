@@ -138,6 +138,7 @@ def load() -> ctypes.PyDLL:
         ("line_carried", None, [pointer, size, i64]),
         ("line_receive", i32, [pointer, ctypes.c_char_p, size, i64, i64, i64]),
         ("line_refusals", ctypes.POINTER(Refusal), [pointer, ctypes.POINTER(i32)]),
+        ("line_went_away", i32, [pointer]),
         ("line_waiting", None, [pointer, ctypes.c_char_p, size]),
     ):
         function = getattr(lib, name)
@@ -468,10 +469,12 @@ class Line:
                 self._read_later()
                 return
         if self.end.seen != OPEN:
-            if self.simulation.operator.is_stopping and not self.open:
+            simulation = self.simulation
+            if simulation.operator.is_stopping and not self.open:
                 self.end.part(reset=False)
                 return
-            if not self.simulation.is_faulty:
+            is_old = simulation.ages and self.lib.line_went_away(self.handle) and not self.open
+            if not (simulation.is_faulty or is_old):
                 raise Violation(f"{self.name}: the server ends the connection")
             self._hang_up()
 
