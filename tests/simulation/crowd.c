@@ -14,6 +14,7 @@ that is a refusal is handed to Python, whose oracle knows which are allowed. */
 
 #define FIRST (1LL << 31)     /* numbers of requests; other clients have lower ones */
 #define SCALE (1LL << 20)     /* numbers are multiples of it in tensors */
+#define FIRST_QUESTION (1 << 28) /* numbers of these; see kind.py */
 #define QUESTIONS 6           /* different ones that are asked of models which reuse answers */
 #define CALLS 90              /* open ones of a line */
 #define KINDS 64
@@ -35,7 +36,7 @@ enum frame_kind { DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH, PING, GOA
 enum { END_STREAM = 1, ACK = 1, END_HEADERS = 4, NO_ERROR = 0, CANCEL = 8 };
 
 /* what a kind of model is; see crowd.py */
-enum { REUSES = 1, FAILS = 2, ORDERED = 4, ONCE = 8, TOLD = 16 };
+enum { REUSES = 1, FAILS = 2, ORDERED = 4, ONCE = 8, TOLD = 16, LACKS = 32 };
 
 /* what is known of a stream, in place of its call */
 enum { OVER = 0xffff, CANCELLED = 0xfffe };
@@ -71,7 +72,7 @@ struct call {
 };
 
 struct refusal {
-    int64_t number, deadline_ns, opened_ns;
+    int64_t number, content, deadline_ns, opened_ns;
     int32_t kind, level, status, block;
 };
 
@@ -348,7 +349,7 @@ static void draw_call(struct line *line, struct call *call, int chosen) {
     call->width = below(line, 100) < line->mood.usual_widths ? 4 : 2 + below(line, 5);
     if (below(line, 1000000) < line->mood.large_ppm) call->width = 2 + below(line, LARGEST_WIDTH);
     if (kind->flags & REUSES && below(line, 10) < 8) {
-        call->content = below(line, QUESTIONS);
+        call->content = FIRST_QUESTION + below(line, QUESTIONS);
         call->rows = 1 + (int)(call->content % 2);
         call->width = 4;
     }
@@ -546,7 +547,7 @@ static int check_response(struct line *line, struct call *call, const char *data
     const unsigned char *head = (const unsigned char *)data;
     struct reader message, value, outputs[OUTPUTS], tensors[OUTPUTS];
     char id[24] = "";
-    int field, output_count = 0, tensor_count = 0, has_name = 0, has_id = call->is_anonymous, i;
+    int field, expected, output_count = 0, tensor_count = 0, has_name = 0, has_id = call->is_anonymous, i;
     if (!call->is_anonymous) snprintf(id, sizeof id, "%lld", (long long)call->number);
     if (size < 5 || head[0] != 0 ||
         size - 5 != ((size_t)head[1] << 24 | (size_t)head[2] << 16 | (size_t)head[3] << 8 | head[4]))
@@ -571,7 +572,8 @@ static int check_response(struct line *line, struct call *call, const char *data
     }
     if (message.broken || !has_name || !has_id)
         return fail(line, "%s: no response with its name and id", described(line, call));
-    if (output_count != kind->output_count || tensor_count != kind->output_count)
+    expected = kind->flags & LACKS && call->content % 2 == 0 ? 1 : kind->output_count;
+    if (output_count != expected || tensor_count != expected)
         return fail(line, "%s: %d outputs and %d tensors", described(line, call), output_count, tensor_count);
     for (i = 0; i < output_count; i++)
         if (check_output(line, call, outputs[i], kind->outputs[i]) || check_numbers(line, call, tensors[i], i))
@@ -597,7 +599,7 @@ static int finish(struct line *line, struct call *call, int status, int block, i
                     call->data_size);
     } else if (status != LATE || call->deadline_ns < 0 || now < call->opened_ns + call->deadline_ns) {
         line->refusals[line->refusal_count++] =
-            (struct refusal){call->number, call->deadline_ns, call->opened_ns, call->kind,
+            (struct refusal){call->number, call->content, call->deadline_ns, call->opened_ns, call->kind,
                              call->level ? call->level : crowd->kinds[call->kind].level, status, block};
     }
     if (call->deadline_ns >= 0 && line->mood.strict_ns >= 0 && line->jumped_ns < call->opened_ns &&

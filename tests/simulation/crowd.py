@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 US = 1000
 MS = 1000 * US
 FIRST = 1 << 31  # numbers of requests; other clients have lower ones
-REUSES, FAILS, ORDERED, ONCE = 1, 2, 4, 8
+REUSES, FAILS, ORDERED, ONCE, LACKS = 1, 2, 4, 8, 32
 GRAIN = MS + MS // 5  # that an outcome may come behind its deadline, but for the time until the client reads it
 TEXTS = 4096  # of refusals that are remembered
 WAITING = 2000  # bytes of the text that tells which calls are open
@@ -56,6 +56,7 @@ class Refusal(ctypes.Structure):
 
     _fields_ = [
         ("number", ctypes.c_int64),
+        ("content", ctypes.c_int64),
         ("deadline_ns", ctypes.c_int64),
         ("opened_ns", ctypes.c_int64),
         ("kind", ctypes.c_int32),
@@ -70,6 +71,7 @@ class Refused:
     """A refused call in the form in which the oracle looks at calls; see `clients.Call`."""
 
     number: int
+    question: int  # the number that models see
     kind: Kind
     deadline_ns: int
     opened_ns: int
@@ -79,11 +81,6 @@ class Refused:
     lost: bool = False
     wrong: bool = False
     asked_us: int = 0
-
-    @property
-    def question(self) -> int:
-        """The number that models see."""
-        return self.number
 
     @property
     def asked_level(self) -> int:
@@ -200,6 +197,7 @@ class Crowd:
     def _add(self, kind: Kind) -> None:
         is_told = not (kind.style.startswith(("native", "gpu")) or kind.steps or kind.reuses)
         flags = REUSES * kind.reuses | FAILS * kind.fails | ORDERED * kind.queue.preserve_ordering | ONCE * is_told
+        flags |= LACKS * bool(kind.lacks and kind.steps)
         levels, level = len(kind.queue.levels), kind.queue.default_level
         weight = kind.weight * self.random.choice((1, 1, 4))
         if kind.popular:
@@ -502,5 +500,5 @@ class Line:
         """A call was refused: may it be?"""
         kind = self.crowd.kinds[it.kind]
         text = self.crowd.texts[it.block] if it.block >= 0 else ""
-        call = Refused(it.number, kind, it.deadline_ns, it.opened_ns, it.level, self)
+        call = Refused(it.number, it.content, kind, it.deadline_ns, it.opened_ns, it.level, self)
         self.simulation.oracle.judge(call, it.status, text)
