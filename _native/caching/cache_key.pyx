@@ -9,6 +9,7 @@ if the operator wants it.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
+from inferd._native.assertion cimport CHECKED
 from inferd._native.memory.resource cimport block_view
 from inferd._native.protobuf.codec cimport PARAMETER_DOUBLE, PARAMETER_STRING, Parameter, Str, parameter_find
 from inferd._native.protobuf.datatype cimport datatype_name
@@ -93,6 +94,7 @@ cdef Digest key_digest(const Request *request) noexcept nogil:
     cdef Digest parameters
     cdef const InputData *input
     cdef const OutputData *output
+    cdef bint small = True
     cdef uint32_t i
     XXH3_INITSTATE(&state)
     XXH3_128bits_reset_withSeed(&state, seed)
@@ -105,6 +107,7 @@ cdef Digest key_digest(const Request *request) noexcept nogil:
             XXH3_128bits_update(&state, &head, sizeof(head))
             XXH3_128bits_update(&state, input.shape, input.rank * sizeof(int64_t))
             XXH3_128bits_update(&state, input.data, input.size)
+            small = small and input.size <= KEY_SMALL
     for i in range(request.signature.output_count):
         output = &request.response.outputs[i]
         if output.wanted:
@@ -115,6 +118,9 @@ cdef Digest key_digest(const Request *request) noexcept nogil:
         if parameters.low or parameters.high:  # parameters for the scheduler do not change the digest
             XXH3_128bits_update(&state, &parameters, sizeof(parameters))
     hash = XXH3_128bits_digest(&state)
+    if CHECKED and small:  # so few digests that the comparison has to tell requests apart
+        hash.low64 &= 3
+        hash.high64 = 0
     return Digest(hash.low64, hash.high64)
 
 

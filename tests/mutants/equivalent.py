@@ -56,13 +56,6 @@ PROOFS: tuple[Proof, ...] = (
         "Without batching the plan below is of one request, which is no more than the batch has: NULL as well.",
     ),
     Proof(
-        "_native/caching/cache_key.pyx",
-        "key_same",
-        "return has_parameters(a, b) and has_parameters(b, a)",
-        "return has_parameters(a, b)",
-        "It is called for equal digests of 128 bits, and these count every parameter: the lack of one changes them.",
-    ),
-    Proof(
         "_native/cuda/memory.pyx",
         "begin",
         "self.source = <SlabSource *>calloc(1, sizeof(SlabSource))",

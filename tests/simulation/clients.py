@@ -16,7 +16,7 @@ from inferd.server.front.door import STOPPING
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.ages import judge_refused, may_drop
 from tests.simulation.beside import VARIANTS, Given
-from tests.simulation.kind import FIRST_QUESTION, IDLE_US, SCALE, Kind
+from tests.simulation.kind import CLIENTS, FIRST_QUESTION, IDLE_US, SCALE, Kind
 from tests.simulation.kinds import STEPS
 from tests.simulation.questions import Question
 from tests.simulation.regions import SLOT, Region
@@ -46,7 +46,7 @@ HUGE = 640_000  # and in one that exceeds the window of a stream, and what may b
 IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
 CHUNKS, SMALL = 16, 100  # that arrive at a time, at most, of chunks that have fewer bytes
 AT_ONCE = 1 << 18  # bytes that a client offers to its socket at a time, which takes fewer
-CLIENTS, IN_ACTION = 64, 512  # numbers of requests tell the client, and which it is of how many of an action
+IN_ACTION = 512  # numbers of requests tell the client, and which it is of how many of an action
 FEW = 0.05  # of calls that are large
 LONG = 60  # requests of a sequence
 TIMEOUTS_US = (1, 50, 300, 5000, 1 << 40)  # that requests ask for

@@ -194,6 +194,8 @@ class Inquiry:
             if not refused and (code != p.CODE_NOT_FOUND or not flags & p.EMPTY):
                 raise Violation(f"{self}: code {code} '{text}'")
             return
+        if kind.fails and self.number in simulation.executions.failed:
+            return
         if kind.decoupled and not self._decoupled and code == p.CODE_UNSUPPORTED and flags & p.DECOUPLED:
             return
         if not (simulation.oracle.was_away(kind.name, self._begun_ns) or self._may_be_refused(kind, text)):
@@ -235,6 +237,7 @@ def may_ask(kind: Kind) -> bool:
     """Whether a worker may ask this model: one that does not wait for it in turn, and answers whatever it is asked."""
     return (
         bool(kind.weight)
-        and not (kind.sequential or kind.lacks or kind.beside or kind.clumsy)
+        and not (kind.sequential or kind.lacks or kind.beside or kind.clumsy or kind.ushers or kind.fails_with)
+        and not (kind.decoupled and kind.more)
         and not any(KINDS[name].asks for name in STEPS[kind.name])
     )

@@ -43,6 +43,7 @@ class Executions:
         count: by model and number of a request, how often it was executed.
         questions: the same of models that reuse answers, where several requests of a batch may have one number.
         failed: numbers of requests whose execution failed.
+        failed_with: the status of some of these.
         mourned: ids of sequences of whose ends models were told that no client has asked for.
         latest_ns: by prefix of a version and number of a request, when it was executed last.
         gone_ns: by number of a request, when the server has heard that nobody waits for it, or its time was over.
@@ -66,6 +67,7 @@ class Executions:
     count: dict[tuple[str, int], int] = field(default_factory=dict)
     questions: dict[tuple[str, int], int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
+    failed_with: dict[int, int] = field(default_factory=dict)
     excused: set[int] = field(default_factory=set)
     inquiries: int = 0  # of workers to other models
     mourned: set[int] = field(default_factory=set)
@@ -297,7 +299,8 @@ class SimulatedInstance(Instance):
         if not np.array_equal(before, x) and executions.excused.isdisjoint(numbers):
             executions.complain(f"inputs of {numbers} changed while instance {self.name} had them")
         if self.kind.style == "odd":
-            batch.set_output("g", (before[:, :1] // SCALE) % 2 == 1)
+            told = before[:, :1] % SCALE if self.kind.mixes else before[:, :1] // SCALE
+            batch.set_output("g", told % 2 == 1)
             return
         if self.kind.remembers:
             self._count_times(batch, before[:, 0] // SCALE)

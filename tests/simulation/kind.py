@@ -47,6 +47,18 @@ RAGGED = (  # what a batch says about a ragged input
     "ITEM_SHAPE_FLATTEN",
 )
 
+CLIENTS = 64  # numbers of requests that follow each other differ by it
+USHERED = (  # what an ensemble is refused with whose first step says in these ways to which sequence a request belongs
+    "",
+    "",
+    "",
+    "sequence batching control 'corrid' data-type is 'BYTES', but model 'oldest' expects 'UINT64'",
+    "expect parameter 'sequence_start' to be TRITONSERVER_PARAMETER_BOOL",
+    "expected parameter 'sequence_id' to be TRITONSERVER_PARAMETER_INT or TRITONSERVER_PARAMETER_STRING",
+)
+
+ODD = tuple(map(str, range(1, 1000, 2)))
+
 BATCHING = BatchingSpec()
 QUEUE = QueueSpec()
 G = (TensorSpec("g", "BOOL", (1,)),)
@@ -91,6 +103,13 @@ class Kind:
         clumsy: now and then it answers a batch with what cannot be its answer.
         warms: it executes samples before it serves.
         asks: its workers ask other models.
+        ushers: its answers say to which sequence the steps behind it belong, or what cannot say that.
+        mute: its workers end requests with even numbers without an answer.
+        reorders: versions that follow each other have their tensors in another order.
+        many: each answer of another step is a request of it, with the same number.
+        mixes: `g` says whether the number of a row is odd, which differs within a request.
+        fails_with: what requests for it are refused with.
+        fails_where: which requests these are: "even" numbers, "several" rows, or all.
         max_inflight: requests of one of its steps at a time; 0: any number.
         single: ModelInfer may ask it, although it is decoupled, and gets its only answer.
         features: by which it was made, for people.
@@ -132,6 +151,13 @@ class Kind:
     warms: bool = False
     clumsy: bool = False
     asks: bool = False
+    ushers: bool = False
+    mute: bool = False
+    reorders: bool = False
+    many: bool = False
+    mixes: bool = False
+    fails_with: str = ""
+    fails_where: str = ""
     sequence: SequenceSpec | None = None
     steps: tuple[StepSpec, ...] = ()
     max_inflight: int = 0
@@ -219,6 +245,13 @@ class Kind:
             return {"y": factor}
         return {"y": factor, **dict(self.more)}
 
+    def failure(self, number: int, rows: int) -> str:
+        """What a request is refused with, where models see this number; empty: it is not."""
+        if self.ushers and self.steps:
+            return USHERED[number // CLIENTS % len(USHERED)]
+        fails = {"even": number % 2 == 0, "several": rows > 1}.get(self.fails_where, True)
+        return self.fails_with if fails else ""
+
     def outputs(self, number: int) -> list[str]:
         """The names of all outputs of a request, where models see this number."""
         return [*self.factors(number), *(["v"] if self.beside else [])]
@@ -255,6 +288,7 @@ class Kind:
         names = ("y", *dict(self.more))
         more_inputs = (self.beside.tensor("w", is_input=True),) if self.beside else ()
         more_outputs = (self.beside.tensor("v", is_input=False),) if self.beside else ()
+        turn = -1 if self.reorders and version.rpartition(".")[2] in ODD else 1
         on = "GPU" if self.style == "gpu" else "CPU"
         instances = tuple(InstanceSpec(f"{version}_{i}", on, resources=needs, priority=i) for i in range(count))
         return ModelSpec(
@@ -267,8 +301,8 @@ class Kind:
                     "x", self.datatype, self._dims, ragged=self.ragged, pad_value=PADDING if self.padded else None
                 ),
                 *more_inputs,
-            ),
-            outputs=G if self.style == "odd" else (*(self._output(name) for name in names), *more_outputs),
+            )[::turn],
+            outputs=G if self.style == "odd" else (*(self._output(name) for name in names), *more_outputs)[::turn],
             batching=self.batching,
             queue=self.queue,
             sequence=self.sequence,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from inferd.backends.api import BatchingSpec, QueuePolicySpec, QueueSpec, SequenceSpec, StateSpec, StepSpec
+from tests.simulation.beside import Beside
 from tests.simulation.features import KINDS_OF_PAIRS
 from tests.simulation.instances import WARMED
 from tests.simulation.kind import IDLE_US, INITIAL, Kind, gated, step
@@ -233,7 +234,110 @@ CHOSEN = {
 }
 
 MADE = {kind.name: kind for kind in KINDS_OF_PAIRS}
-KINDS = CHOSEN | MADE
+USUAL = CHOSEN | MADE
+
+LIARS = (
+    Kind("liar", style="worker", mortal=True, weight=4),
+    Kind("heckler", style="worker", decoupled=True, rows=150, mortal=True, weight=4),
+)
+ECHOES = (  # answers that are used again, and say to which parameters they are the answer
+    Kind("echo", style="worker", caches=True, weight=4),
+    Kind("mirror", style="worker", coalesces=True, weight=4),
+)
+WORDS = Beside("BYTES", optional=True, dims=(-1,))
+NUMBERS = Beside("INT64", dims=(-1,))
+SKIPPING = step("plain", "x", "y")
+HELPERS = (  # only steps of these
+    Kind("companion", beside=WORDS, reorders=True, weight=0),
+    Kind("duet", beside=NUMBERS, reorders=True, weight=0),
+    Kind("odder", style="odd", weight=0),
+    Kind("choir", style="worker", decoupled=True, rows=150, many=True, weight=0),
+    Kind("parity", style="odd", mixes=True, weight=0),
+    Kind("usher", style="worker", ushers=True, weight=0),
+    Kind("mute", style="worker", mute=True, weight=0),
+)
+GRAPHS = (
+    # another input, which may be missing, goes through
+    Kind(
+        "escort",
+        steps=(StepSpec("companion", inputs={"x": "x", "w": "w"}, outputs={"y": "y", "v": "v"}),),
+        beside=WORDS,
+    ),
+    # an output that the model may leave out is needed
+    Kind(
+        "shading",
+        steps=(StepSpec("outline", inputs={"x": "x"}, outputs={"y": "t", "z": "u"}), step("plain", "u", "y")),
+        factor=6,
+        fails_with="missing required input(s) ['x']",
+        fails_where="even",
+    ),
+    # a gate that is not there, since another one is closed, and a step that needs what is not there
+    Kind(
+        "ladder",
+        steps=(
+            SKIPPING,
+            StepSpec("odd", inputs={"x": "x"}, outputs={"g": "g"}),
+            StepSpec("odder", inputs={"x": "x"}, outputs={"g": "h"}, gate="g"),
+            StepSpec("quick", inputs={"x": "x"}, outputs={"y": "z"}, gate="h"),
+            step("inplace", "z", "u"),
+        ),
+        more=(("z", 2), ("u", 4)),
+        lacks=True,
+    ),
+    Kind(
+        "divided",
+        steps=(
+            StepSpec("parity", inputs={"x": "x"}, outputs={"g": "g"}),
+            gated("plain", "x", "y"),
+            gated("chain", "x", "y", inverted=True),
+        ),
+        factor=4,
+        fails_with="the gate 'g' is true and false within one request",
+        fails_where="several",
+    ),
+    Kind(
+        "hush",
+        steps=(step("mute", "x", "y"),),
+        fails_with="unexpected deadlock, at least one output is not set while no more ensemble steps can be made",
+        fails_where="even",
+    ),
+    Kind("parade", steps=(step("usher", "x", "t"), step("oldest", "t", "y")), ushers=True),
+    # each answer has what there is once, too
+    Kind(
+        "encore",
+        steps=(
+            StepSpec("decoupled", inputs={"x": "x"}, outputs={"y": "t"}, decoupled=True),
+            step("slow", "x", "z"),
+            step("parts", "t", "y"),
+        ),
+        more=(("z", 2),),
+        decoupled=True,
+    ),
+    # steps behind an answer that wait for one before it, and answers of answers
+    Kind(
+        "concert",
+        rows=1,
+        steps=(
+            StepSpec("decoupled", inputs={"x": "x"}, outputs={"y": "t"}, decoupled=True),
+            step("slow", "x", "u"),
+            StepSpec("duet", inputs={"x": "t", "w": "u"}, outputs={"y": "y"}),
+        ),
+        decoupled=True,
+    ),
+    Kind(
+        "canon",
+        steps=(
+            StepSpec("decoupled", inputs={"x": "x"}, outputs={"y": "t"}, decoupled=True),
+            StepSpec("choir", inputs={"x": "t"}, outputs={"y": "u"}, decoupled=True),
+            step("parts", "u", "y"),
+        ),
+        factor=4,
+        decoupled=True,
+    ),
+)
+ADDED = {"liars": LIARS, "echoes": ECHOES, "graphs": GRAPHS}
+SHARES = {"liars": 0.2, "echoes": 0.2, "graphs": 0.3}  # of simulations that have some of these, beside the others
+KINDS = USUAL | {kind.name: kind for kind in (*LIARS, *ECHOES, *HELPERS, *GRAPHS)}
 
 
 def depth(kind: Kind) -> int:

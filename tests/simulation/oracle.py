@@ -26,6 +26,7 @@ from tests.simulation.operator import RETRY
 from tests.simulation.process import HEARD
 from tests.simulation.questions import Question, may_fail
 from tests.simulation.remote import NOTES
+from tests.simulation.replies import STATUS_OF, code_of
 from tests.simulation.rights import PERMISSION_DENIED, UNAUTHENTICATED
 from tests.simulation.talks import FINAL, Talk, row_of
 from tests.simulation.wire import Violation, take_message
@@ -37,15 +38,18 @@ if TYPE_CHECKING:
     from tests.simulation.models import Version
     from tests.simulation.simulation import Simulation
 
-OK, CANCELLED, UNKNOWN, INVALID, LATE, NOT_FOUND, EXHAUSTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 3, 4, 5, 8, 13, 14
+OK, CANCELLED, UNKNOWN, INVALID, LATE, NOT_FOUND, ALREADY_EXISTS = range(7)
+EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 8, 12, 13, 14
 STOPS = "Server is stopping, scheduler for model has stopped accepting new inference requests: no sequence begins on"
 FAILURES = (
     CANCELLED,
     INVALID,
     LATE,
     NOT_FOUND,
+    ALREADY_EXISTS,
     PERMISSION_DENIED,
     EXHAUSTED,
+    UNIMPLEMENTED,
     INTERNAL,
     UNAVAILABLE,
     UNAUTHENTICATED,
@@ -69,6 +73,7 @@ UNREAD = re.compile(
 )
 UNREAD_PATIENCE = 3000 * MS  # in which a client may not read what others wait for
 IN_ENSEMBLE = re.compile(r"^(in ensemble '[^']*', )+")  # in front of what a step says
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")  # parameters of answers
 RESET = 100  # and the code of RST_STREAM: in place of a status
 
 
@@ -228,7 +233,8 @@ class Oracle:
         without_text = not text and self.simulation.is_faulty  # there was no memory for it, and for these there was
         if rich.code != status or (rich.message != unquote(text) and not without_text):
             raise Violation(f"{call}: status {status} '{text}' with details {rich}")
-        if rich.reason not in FAILED_FOR:
+        is_models = getattr(call, "lost", False) or getattr(call, "question", 0) in self.simulation.executions.failed
+        if rich.reason not in FAILED_FOR and not is_models:
             self.reasons[rich.reason] += 1
 
     def _check_age(self, call: Call) -> None:
@@ -412,6 +418,8 @@ class Oracle:
             and (call.refusal in unquote(text) or self.simulation.has_no_text(text))
         ):
             return True
+        if status == INVALID and (told := self._failure(call)):
+            return told in unquote(text) or simulation.has_no_text(text)
         if self._may_seem_slow(status, text):
             return True
         if status == LATE:
@@ -445,8 +453,7 @@ class Oracle:
             return text == simulation.executions.faults[call.question]
         if status == INTERNAL and (expected := simulation.executions.spoilt.get(call.question, "")):
             return expected in text
-        failure = INVALID if kind.isolates else INTERNAL
-        if kind.fails and status == failure and call.question in simulation.executions.failed:
+        if kind.fails and call.question in simulation.executions.failed and status in self._failures(call):
             return True
         if status in (INVALID, CANCELLED) and call.client.sequence_may_end(call, text):
             return True
@@ -459,6 +466,18 @@ class Oracle:
         if status == RESET + ENHANCE_YOUR_CALM:
             return self._may_evict(call)
         return status == EXHAUSTED and simulation.bounds.holds_too_much(text)
+
+    @staticmethod
+    def _failure(call: Call | Refused) -> str:
+        """What an ensemble has to refuse the request with; empty: nothing."""
+        return call.kind.failure(call.question, len(getattr(call, "x", ()))) if call.kind.steps else ""
+
+    def _failures(self, call: Call | Refused) -> tuple[int, ...]:
+        """The statuses that it may have because its execution has failed."""
+        if call.kind.style == "worker":
+            code = code_of(call.question)
+            return STATUS_OF[code], self.simulation.executions.failed_with.get(call.question, STATUS_OF[code])
+        return (INVALID if call.kind.isolates else INTERNAL,)
 
     def _was_executed(self, call: Call) -> bool:
         """Whether the model itself has executed a request, as far as that can be told of one as a whole."""
@@ -494,10 +513,14 @@ class Oracle:
         """Judge the one answer to a request."""
         kind = call.kind
         self.simulation.rights.check(call)
+        if told := self._failure(call):
+            raise Violation(f"{call}: it has to be refused with '{told}', and has an answer")
         if self.simulation.forwarding.must_refuse(call.headers):
             raise Violation(f"{call}: headers {call.headers} cannot be passed on, and it has an answer")
         factors = kind.factors(call.question)
         self._check_head(call, response, list(call.wanted))
+        if kind.steps and not kind.reuses:
+            self._check_sequence(call, response)
         if call.number in self.simulation.executions.stopped:
             raise Violation(f"{call}: its execution was stopped, and it has an answer")
         if call.number in self.simulation.executions.spoilt:
@@ -539,6 +562,20 @@ class Oracle:
         if kind.fails and (call.x < 0).any():
             raise Violation(f"{call}: its execution failed, and it has an answer")
 
+    @staticmethod
+    def _check_sequence(call: Call, response: pb.ModelInferResponse) -> None:
+        """Check that the answer of an ensemble names the sequence of its request, or that of its last step."""
+        assert call.message is not None
+        said = {key: value.WhichOneof("parameter_choice") for key, value in response.parameters.items()}
+        told = tuple(getattr(response.parameters[key], said.get(key) or "int64_param") for key in SEQUENCE)
+        asked = call.message.parameters
+        expected: tuple[object, ...] = (call.question, True, True)
+        if not call.kind.ushers:
+            flags = [key in asked and asked[key].bool_param for key in SEQUENCE[1:]]
+            expected = (call.sequence.number if call.sequence is not None else 0, *flags)
+        if told != expected:
+            raise Violation(f"{call}: its answer is of sequence {told}, not {expected}")
+
     def _check_parameters(self, call: Call, response: pb.ModelInferResponse) -> None:
         """Check that the parameters of a response are those that the worker has sent."""
         told = {key: value for key, value in said_of(response.parameters).items() if key != FINAL}
@@ -549,6 +586,8 @@ class Oracle:
     def check_row(self, call: Call, response: pb.ModelInferResponse) -> int:
         """Judge one of the answers to a request, which is for one of its rows; which."""
         self._check_head(call, response, list(call.wanted))
+        if call.kind.steps:
+            self._check_sequence(call, response)
         data = response.raw_output_contents[0]  # in the order of the model
         numbers = numbers_of(call, data)
         if not numbers.size:
@@ -557,6 +596,13 @@ class Oracle:
         if not 0 <= row < len(call.x):
             raise Violation(f"{call}: an answer for row {row}")
         self._check_tensor(call, data, tuple(response.outputs[0].shape), call.expected[row : row + 1])
+        for index, name in enumerate(call.wanted):
+            if name in ("y", "v"):
+                continue
+            whole = call.x.copy()  # each answer has what belongs to all rows
+            whole[:, 1:] *= call.kind.factors(call.question)[name]
+            given = response.raw_output_contents[index]
+            self._check_tensor(call, given, tuple(response.outputs[index].shape), whole)
         if "v" in call.wanted:
             self._check_beside(call, response, 1, row)
         return row
@@ -685,7 +731,8 @@ class Oracle:
         for (name, number), times in simulation.executions.count.items():
             kind = KINDS[name]
             # number 0 is what is read from memory that its client has cleared
-            if times > 1 and 0 < number < FIRST_QUESTION and not kind.splits and not kind.reuses and not kind.repeats:
+            is_once = not (kind.splits or kind.reuses or kind.repeats or kind.many)
+            if times > 1 and 0 < number < FIRST_QUESTION and is_once:
                 raise Violation(f"request {number} was executed {times} times by model '{name}'")
 
 

@@ -28,7 +28,8 @@ from tests.simulation.beside import NUMBERS
 from tests.simulation.inquiries import Inquiry
 from tests.simulation.instances import Value
 from tests.simulation.kind import SCALE
-from tests.simulation.replies import Reply, draw_parameters, spoilt
+from tests.simulation.lies import ENDED_FOR, NO_RESPONSE, OVERDUE, OVERFLOWS, draw_lie
+from tests.simulation.replies import CODES, STATUS_OF, Reply, code_of, draw_parameters, spoilt, ushered
 from tests.simulation.senders import Sender
 from tests.simulation.wire import Violation
 
@@ -138,6 +139,8 @@ class Process(AnyWorker):
         self.printed = {1: bytearray(), 2: bytearray()}
         for heard in launch.heard.values():
             heard.clear()
+        self.lies: set[str] = set()  # for what the server may end it
+        self.must_end = False  # for one of these
         self.lag = Random(f"{self.random.random()} lag")
         self.lags = self.lag.random() < LAGGING  # it reads late what is not its work, and there is little room for it
         if self.lags:
@@ -190,16 +193,27 @@ class Process(AnyWorker):
         return self._running >= 0
 
     def say(
-        self, to: socket.socket, kind: int, record: bytes = b"", *, flags: int = 0, number: int = 0, offset: int = 0
+        self,
+        to: socket.socket,
+        kind: int,
+        record: bytes = b"",
+        *,
+        flags: int = 0,
+        code: int = 0,
+        number: int = 0,
+        offset: int = 0,
     ) -> None:
         """Send a packet, if the server is there."""
-        if not self.alive:
-            return
         size = 0 if flags & p.IN_ARENA else len(record)
-        waiting = self._waiting[to]
-        waiting.append(p.HEAD.pack(kind, flags, 0, len(record), number, offset) + record[:size])
-        if len(waiting) == 1:
-            self._pour(to)
+        self._put(to, p.HEAD.pack(kind, flags, code, len(record), number, offset) + record[:size])
+
+    def _put(self, to: socket.socket, data: bytes) -> None:
+        """Send a packet behind those that wait."""
+        if self.alive:
+            waiting = self._waiting[to]
+            waiting.append(data)
+            if len(waiting) == 1:
+                self._pour(to)
 
     def _pour(self, to: socket.socket) -> None:
         """Send as much as there is room for, in order; the rest goes later."""
@@ -385,34 +399,55 @@ class Process(AnyWorker):
             piece = reply.record(len(record), -1)
             if index == victim:
                 number = order.requests[index].number
-                piece, self.backend.executions.spoilt[number] = spoilt(self.random, piece, reply, len(self.memory))
+                piece, said = spoilt(self.random, piece, reply, len(self.memory))
+                self.backend.executions.spoilt[number] = said
+                if not said:
+                    self.lies.add(NO_RESPONSE)
+                    self.must_end = True
             record += piece
         self.order = None
         self.say(self.its_work, p.DONE, record, number=order.number)
 
     def _talk_nonsense(self, order: Order) -> None:
-        if not self.kind.decoupled and order.size < p.PACKET // 2 and self.random.random() < 0.7:
+        """Break the protocol, or answer with what is no answer."""
+        if not self.kind.decoupled and order.size < p.PACKET // 2 and self.random.random() < 0.4:
             self._answer_wrongly(order)
             return
-        kind, number = self.random.choice(
-            (
-                (p.DONE, order.number + 1),
-                (p.DONE, order.number),
-                (99, 0),
-                (p.READY, 0),
-                (p.RESPONSE, 1 << 40),
-                (p.BLS_REQUEST, 1),
-                (p.BLS_CREDIT, 1),
-                (p.RELEASE, 0),
+        if self.kind.asks and self.random.random() < 0.2:
+            inquiry = Inquiry(self, next(self.ids), None, lambda: None)
+            self.inquiries[inquiry.id] = inquiry
+            inquiry.begin()
+            self.lies.add(OVERFLOWS)
+            self.say(self.its_calls, p.BLS_CREDIT, number=inquiry.id, offset=p.BLS_WINDOW + 1)
+            self._work(order)
+            return
+        is_small = order.size < p.PACKET // 2
+        lie = draw_lie(self.random, order, answers=is_small and not self.kind.decoupled)
+        self.lies |= lie.told
+        self.must_end = self.must_end or lie.certain
+        if lie.flooded:
+            self.backend.executions.faults[lie.flooded] = (
+                f"model '{self.kind.name}' has given more than one response, the request takes only one"
             )
-        )
-        to = self.random.choice(self._theirs)
-        flags = self.random.choice((0, p.FINAL, p.EMPTY, p.IN_ARENA))
-        record = self.random.randbytes(self.random.randint(0, 40))
-        try:
-            to.send(p.HEAD.pack(kind, flags, 0, len(record), number, 0) + record)
-        except OSError:
-            self.end()
+        self.backend.executions.log(self.name, f"lies: {', '.join(lie.told)}")
+        for socket_number, data in lie.packets:
+            self._put(self._theirs[socket_number], data)
+        if lie.certain:
+            return
+        if is_small and not self.kind.decoupled:
+            self._done(order, [self._reply(asked) for asked in order.requests], [])
+        else:
+            self._work(order)
+
+    def judge(self, why: str) -> str:
+        """Check why the server says that it has ended: what is wrong with that, empty: nothing."""
+        if self.backend.executions.is_faulty:
+            return ""
+        if why.startswith(ENDED_FOR) and why.removeprefix(ENDED_FOR) not in self.lies:
+            return f"{why}, which it has not: {sorted(self.lies)}"
+        if why.startswith(OVERDUE) and self.must_end:
+            return f"{why}, and not because of {sorted(self.lies)}"
+        return ""
 
     # -- answers
 
@@ -421,7 +456,10 @@ class Process(AnyWorker):
         executions, kind = self.backend.executions, self.kind
         if kind.fails and (asked.x[:, 0] < 0).any():
             executions.failed.add(asked.number)
-            return Reply(None, error=(p.CODE_INTERNAL, "negative"))
+            return Reply(None, error=(code_of(asked.number), "negative"))
+        if kind.mute and asked.number % 2 == 0:
+            self.later(self.random.randint(0, MS), lambda: self._end_without(asked))
+            return PROMISED
         y, state = asked.x.copy(), None
         if kind.remembers == "times":
             state = asked.tensors[max(asked.tensors)]
@@ -442,6 +480,8 @@ class Process(AnyWorker):
         parameters: dict[str, Value] = draw_parameters(self.random) if self.random.random() < 0.3 else {}
         if kind.reuses:
             parameters = {HEARD: asked.told}
+        if kind.ushers:
+            parameters = ushered(asked.number)
         self._remember(asked, parameters)
         return Reply(y, state, parameters, beside=self._beside(asked))
 
@@ -471,6 +511,10 @@ class Process(AnyWorker):
                 self.senders[asked.wire] = Sender(self, asked)
             self.later(self.random.choice((0, MS)), lambda: self._done(order, [PROMISED for _ in order.requests], []))
             return
+        is_alone = not (self.kind.splits or self.kind.reuses or self.kind.sequence)
+        if self.kind.fails and is_alone and self.random.random() < 0.05:
+            self._fail(order)
+            return
         ways = ["inline", "open"] if order.size < p.PACKET // 2 else []
         ways += ["asked"]
         if order.size <= order.grant_size:
@@ -489,6 +533,15 @@ class Process(AnyWorker):
         else:
             self.say(self.its_work, p.ALLOCATE, number=self.random.randrange(1 << 30), offset=order.size)
 
+    def _fail(self, order: Order) -> None:
+        """All of the batch."""
+        executions, code = self.backend.executions, self.random.choice(CODES)
+        executions.failed.update(asked.number for asked in order.requests)
+        executions.failed_with.update((asked.number, STATUS_OF[code]) for asked in order.requests)
+        self.order = None
+        self.say(self.its_work, p.DONE, b"nothing works", flags=p.FAILED, code=code, number=order.number)
+        self._chat()
+
     def _done(self, order: Order, replies: list[Reply], places: list[int]) -> None:
         """The end of the batch, with outputs at these places of the arena, or in the record."""
         record = b""
@@ -499,8 +552,12 @@ class Process(AnyWorker):
             record += reply.record(len(record), at)
         self.order = None
         keeps = self.random.random() < 0.1  # what the EXECUTE has referred to
-        self.say(self.its_work, p.DONE, record, flags=p.KEPT if keeps else 0, number=order.number)
-        if keeps:
+        flags = self.random.choice((p.KEPT, p.KEPT | p.KEPT_GRANTS)) if keeps else 0
+        releases_early = keeps and self.random.random() < 0.3
+        if releases_early:
+            self.say(self.its_side, p.RELEASE, number=order.number)
+        self.say(self.its_work, p.DONE, record, flags=flags, number=order.number)
+        if keeps and not releases_early:
             self.later(self.random.randint(0, MS), lambda: self.say(self.its_side, p.RELEASE, number=order.number))
         self._chat()
 
@@ -553,7 +610,14 @@ class Process(AnyWorker):
                 self.later(delay, lambda asked=asked: self._send(asked))  # type: ignore[misc]
         self._done(order, [PROMISED for _ in order.requests], [])
 
+    def _end_without(self, asked: Asked) -> None:
+        """End a request without an answer."""
+        self.say(self.its_side, p.RESPONSE, flags=p.FINAL | p.EMPTY, number=asked.wire)
+
     def _send(self, asked: Asked) -> None:
+        if self.kind.mute and asked.number % 2 == 0:
+            self._end_without(asked)
+            return
         record = self._reply(asked).record(0, -1)
         if self.random.random() < 0.5:
             self.say(self.its_side, p.RESPONSE, record, flags=p.FINAL, number=asked.wire)

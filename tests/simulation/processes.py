@@ -22,6 +22,7 @@ from inferd.backends.api import BackendError
 from inferd.backends.python._link import TeamHandle
 from inferd.backends.python.attendant import Attendant, Post
 from inferd.backends.python.instance import PythonInstance
+from inferd.backends.python.process import AnyWorker
 from tests.simulation.process import Process
 from tests.simulation.world import UNWATCHED, WORKER_FD
 
@@ -169,6 +170,12 @@ class WorldAttendant(Attendant):
         self.link.nudge()
         while not self.gone:
             self.town.world.sleep(MS)
+
+    def _live(self) -> tuple[AnyWorker | None, str]:
+        worker, why = super()._live()
+        if isinstance(worker, Process) and (wrong := worker.judge(why)):
+            worker.backend.executions.complain(f"{worker.name}: {wrong}")
+        return worker, why
 
     def on_output(self, stream: int, data: bytes) -> None:
         self._post.launch.heard[stream] += data  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inferd.backends.python.worker import protocol as p
+from tests.simulation.kind import CLIENTS, USHERED
 
 if TYPE_CHECKING:
     from tests.simulation.instances import Value
@@ -18,7 +19,24 @@ INT64 = 9  # DataType of model_config.proto
 Y, KEPT_STATE, BESIDE = 0, 1, 1  # outputs
 BREAKS = ("rank", "short", "long", "status", "count", "parameters")  # the protocol
 WRONG = ("datatype", "shape", "size", "input", "arena", "inline")
+STATUS_OF = {  # of errors with these codes
+    p.CODE_UNKNOWN: 13,
+    p.CODE_INTERNAL: 13,
+    p.CODE_NOT_FOUND: 5,
+    p.CODE_INVALID_ARG: 3,
+    p.CODE_UNAVAILABLE: 14,
+    p.CODE_UNSUPPORTED: 12,
+    p.CODE_ALREADY_EXISTS: 6,
+    p.CODE_CANCELLED: 1,
+    99: 13,
+}
+CODES = tuple(STATUS_OF)
 KEYS = ("colour", "Maß", "", "k" * 300)
+
+
+def code_of(number: int) -> int:
+    """The code of the error of this request, where it has one."""
+    return CODES[number // 64 % len(CODES)]
 
 
 @dataclass
@@ -91,6 +109,13 @@ def draw_parameters(random: Random) -> dict[str, Value]:
     """Some, of every type."""
     values: list[Value] = [True, False, -1 << 63, (1 << 64) - 1, 0.1, "", 'say "no"\n', "ü" * 100]
     return {key: random.choice(values) for key in random.sample(KEYS, random.randint(1, len(KEYS)))}
+
+
+def ushered(number: int) -> dict[str, Value]:
+    """What an answer says of the sequence to which this request belongs for steps behind; see `USHERED`."""
+    ids: dict[int, Value] = {3: str(number), 5: True}
+    what = number // CLIENTS % len(USHERED)
+    return {"sequence_id": ids.get(what, number), "sequence_start": 1 if what == 4 else True, "sequence_end": True}
 
 
 def spoilt(random: Random, record: bytes, reply: Reply, arena: int) -> tuple[bytes, str]:

@@ -36,7 +36,7 @@ from tests.simulation.histories import make_histories
 from tests.simulation.hostile import Hostile
 from tests.simulation.inspection import list_regions, read_metrics
 from tests.simulation.kind import Kind
-from tests.simulation.kinds import CHOSEN, KINDS, MADE, STEPS, kinds_with_steps
+from tests.simulation.kinds import ADDED, CHOSEN, KINDS, MADE, SHARES, STEPS, USUAL, kinds_with_steps
 from tests.simulation.library import Library
 from tests.simulation.lodgers import Lodgers
 from tests.simulation.models import Executions, Version, threads_of
@@ -204,7 +204,7 @@ class Simulation:
         self.held_limit = int(self._draw("held limit", 0, 0, 1 << 20))
         ttl = self._draw("ttl", 0, 0.01)
         self.ttl_ns = int(ttl * SECOND)  # of an answer that is kept; 0: any
-        names = scale.models or self._choose()
+        names = scale.models or self._added(self._choose())
         self.known: dict[str, Kind] = {name: KINDS[name] for name in kinds_with_steps({n: KINDS[n] for n in names})}
         self.kinds = {name: kind for name, kind in self.known.items() if name not in scale.removed}
         self.outcome.models = tuple(self.kinds)
@@ -316,12 +316,21 @@ class Simulation:
 
     def _choose(self) -> tuple[str, ...]:
         share = self.random.choice((0.3, 0.15, 0.06, 0.04))  # few models are asked more often each
-        names = self.random.choice((CHOSEN, MADE, MADE, KINDS))
+        names = self.random.choice((CHOSEN, MADE, MADE, USUAL))
         usual = [name for name in sorted(names) if KINDS[name].weight and not KINDS[name].popular]
         chosen = {name for name in usual if self.random.random() < share} or {"plain"}
         if self.scale.crowd > MANY:
             chosen.update(self.random.sample([name for name in KINDS if KINDS[name].popular], 2))
         return tuple(sorted(set().union(*(STEPS[name] for name in chosen))))
+
+    def _added(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """These names, and those of kinds that only some simulations have."""
+        added = set(names)
+        for feature, kinds in ADDED.items():
+            if self.has(feature, SHARES[feature], when=not self.scale.crowd):
+                some = Random(f"{self.outcome.seed} {feature}").sample(kinds, min(3, len(kinds)))
+                added.update(*(STEPS[kind.name] for kind in some))
+        return tuple(sorted(added))
 
     def _refuses_thread(self) -> bool:
         return self.refusing > 0 and self.random.random() < self.refusing
