@@ -471,7 +471,8 @@ class Line:
             if simulation.operator.is_stopping and not self.open:
                 self.end.part(reset=False)
                 return
-            is_old = simulation.ages and self.lib.line_went_away(self.handle) and not self.open
+            # when the grace is over, too, who takes longer to read the last answers does not get them
+            is_old = self.lib.line_went_away(self.handle) and (self.end.over or (simulation.ages and not self.open))
             if not (simulation.is_faulty or is_old):
                 raise Violation(f"{self.name}: the server ends the connection")
             self._hang_up()
