@@ -111,6 +111,7 @@ struct line {
     uint32_t next_stream;
     int64_t send_window, initial_window, credit;
     int acknowledged, has_table, went_away;
+    uint32_t last_taken; /* once it went away: the last stream that the server has taken */
     uint64_t written, carried; /* bytes */
     uint64_t random, places;
     struct bytes out, in, block;
@@ -751,6 +752,7 @@ static int take_frame(struct line *line, int kind, int flags, uint32_t stream, c
         return 0;
     case GOAWAY:
         line->went_away = 1;
+        line->last_taken = number_at(payload);
         return 0;
     case WINDOW_UPDATE:
         if (stream == 0) line->send_window += number_at(payload);
@@ -849,6 +851,15 @@ int line_free(struct line *line) {
 
 int line_open(struct line *line) { return CALLS - line->free_count; }
 int line_went_away(struct line *line) { return line->went_away; }
+
+/* How many open calls the server has taken, as its GOAWAY says. */
+int line_taken(struct line *line) {
+    uint32_t stream;
+    int taken = 0;
+    for (stream = 1; stream < line->next_stream && stream <= line->last_taken; stream += 2)
+        taken += line->streams[stream / 2] < CALLS;
+    return taken;
+}
 
 /* The calls that are open, as text. */
 void line_waiting(struct line *line, char *text, size_t size) {

@@ -136,6 +136,7 @@ def load() -> ctypes.PyDLL:
         ("line_receive", i32, [pointer, ctypes.c_char_p, size, i64, i64, i64]),
         ("line_refusals", ctypes.POINTER(Refusal), [pointer, ctypes.POINTER(i32)]),
         ("line_went_away", i32, [pointer]),
+        ("line_taken", i32, [pointer]),
         ("line_waiting", None, [pointer, ctypes.c_char_p, size]),
     ):
         function = getattr(lib, name)
@@ -472,7 +473,8 @@ class Line:
                 self.end.part(reset=False)
                 return
             # when the grace is over, too, who takes longer to read the last answers does not get them
-            is_old = self.lib.line_went_away(self.handle) and (self.end.over or (simulation.ages and not self.open))
+            is_old = simulation.ages and self.lib.line_went_away(self.handle)
+            is_old = is_old and (self.end.over or not self.lib.line_taken(self.handle))
             if not (simulation.is_faulty or is_old):
                 raise Violation(f"{self.name}: the server ends the connection")
             self._hang_up()
