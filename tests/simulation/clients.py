@@ -50,8 +50,10 @@ IN_ACTION = 512  # numbers of requests tell the client, and which it is of how m
 FEW = 0.05  # of calls that are large
 LONG = 60  # requests of a sequence
 TIMEOUTS_US = (1, 50, 300, 5000, 1 << 40)  # that requests ask for
+ENDS_ON_ERROR = 0.15  # of streams
 LONG_TALKS, LONG_TALK = 0.03, 300  # how often a stream is long, and how many requests it has then, at most
 LONG_OF_PACKED = 0.1  # the same, where messages are compressed: what leaks of each is found when there have been many
+TOO_MUCH = 0.2  # of requests that take one answer, where clients err
 PATIENT = 4  # of requests of one sequence under way
 
 
@@ -195,6 +197,7 @@ class Call:
     wanted: tuple[str, ...] = ()  # outputs
     classes: int = 0  # that are asked for in place of numbers
     wrong: bool = False  # it has to be refused
+    too_many: bool = False  # its model gives more than the one answer that it takes
     refusal: str = ""  # what that has to say
     message: pb.ModelInferRequest | None = None
     headers: tuple[tuple[str, str], ...] = ()  # of the call, or of the stream that it is on
@@ -459,7 +462,8 @@ class Client:
             length = self.random.randint(1, LONG_TALK) if is_long else min(self.left, self.random.randint(1, LONGEST))
             self.left = max(0, self.left - length)
             deadline = self.random.choice(self.temper.deadlines) if self.simulation.scale.deadlines else -1
-            talk = open_talk(self, length, deadline, self.headers(deadline))
+            ends = self.stream_of(f"{self.actions} ends").random() < ENDS_ON_ERROR
+            talk = open_talk(self, length, deadline, self.headers(deadline), ends_on_error=ends)
             self.talks[talk.number] = talk
             self.tell(f"opens {talk}")
             self.later(talk.say)
@@ -537,7 +541,8 @@ class Client:
         number = self._number(talk)
         sequence = talk.kept if talk is not None else self._sequence(kind) if kind.sequential else None
         x = self._tensor(kind, number, sequence)
-        if kind.single and talk is None:
+        too_many = kind.single and talk is None and len(x) > 1 and self._asks_too_much()
+        if kind.single and talk is None and not too_many:
             x = x[:1].copy()
         expected = x.copy()
         expected[:, 1:] *= kind.factors(number)["y"]
@@ -554,6 +559,7 @@ class Client:
             self._put_in_sequence(message, sequence, x, expected)
         now = simulation.world.now()
         call = Call(number, self, kind, x, expected, deadline, now, stream, level, sequence=sequence, talk=talk)
+        call.too_many = too_many
         call.timeout_us = kind.time_to_wait(level, timeout_us)
         call.asked_level, call.asked_us = asked_level, timeout_us
         shares = sequence is None and not (kind.decoupled or kind.more or kind.is_coded)
@@ -570,6 +576,10 @@ class Client:
         call.address = self.end.address
         simulation.opened(call)
         return call, message
+
+    def _asks_too_much(self) -> bool:
+        """Whether this request has more than one answer, although it takes one."""
+        return self.simulation.errors > 0 and self.stream_of(f"{self.actions} too much").random() < TOO_MUCH
 
     def _put_beside(self, call: Call, message: pb.ModelInferRequest) -> None:
         """Give the other input of the model, or leave it out."""

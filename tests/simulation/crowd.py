@@ -80,6 +80,7 @@ class Refused:
     headers: tuple[tuple[str, str], ...] = ()
     lost: bool = False
     wrong: bool = False
+    too_many: bool = False
     asked_us: int = 0
 
     @property

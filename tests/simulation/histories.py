@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEPS = 60
-TIMERS = 40
+TIMERS = 100  # more than there is room for at first
 ELEMENTS = (b"", b"x", b"ab\0", "größe".encode(), bytes(300))
 DEVICES = 2
 

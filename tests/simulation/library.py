@@ -26,6 +26,9 @@ SHARE = 0.25  # of simulations that have one
 MODELS = ("one", "two", ".hidden", "__pycache__", "lost", "größe", "b\udcffd")
 FOLDERS = ("1", "2", "17", "1x", "configs", "warmup", "__pycache__", ".git", "deep", "deeper")
 FILES = ("config.pbtxt", "a.pbtxt", ".pbtxt", "model.py", ".hidden", "weights", "big")
+MANY = 80  # folders: more than there is room for at first
+REFUSED = 0.3  # of what is looked at: it is looked at before, while this take of memory is refused, or one before
+TAKES = 25
 BEGINNINGS = (b"", b"\x89PNG", b"magic" * 10)
 FEW = 6  # files of a model that are looked at, where there may be more
 DEEDS = 8
@@ -88,6 +91,9 @@ class Library:
             if deed < 0.3:
                 target = random.choice((root, root / "one", folder, Path("..", "2"), Path("nowhere"), path, Path("..")))
                 path.symlink_to(target)
+            elif deed < 0.31:
+                for number in range(MANY):
+                    (folder / f"many {number}").mkdir()
             elif deed < 0.35:
                 os.mkfifo(path)
                 self._touch(path)
@@ -164,21 +170,43 @@ class Library:
 
     def _try(self, look):  # type: ignore[no-untyped-def]
         """What it finds; None: there was no memory for it."""
+        if self._random.random() < REFUSED and not self._simulation.is_faulty:
+            self._refuse(look, self._random.randint(1, TAKES))
+        found, has_memory = self._found(look)
+        if not (has_memory or self._simulation.is_faulty):
+            raise Violation("there is no memory to look at files")
+        return found
+
+    def _found(self, look):  # type: ignore[no-untyped-def]
+        """What it finds, and whether there was memory for it."""
         world = self._simulation.world
         before = world.may_fail(1)
         try:
-            return look()
+            return look(), True
         except MemoryError:
-            found = None
+            return None, False
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
-            found = None
+            return None, False
         finally:
             world.may_fail(before)
-        if not self._simulation.is_faulty:
-            raise Violation("there is no memory to look at files")
-        return found
+
+    def _refuse(self, look, take: int) -> None:  # type: ignore[no-untyped-def]
+        """Look while one take of memory is refused: nothing is found then, or what is found with it."""
+        world = self._simulation.world
+        failed = world.failed_takes
+        world.fail_at(take, 1)
+        try:
+            found, has_memory = self._found(look)
+        except OSError:
+            return  # of the files, and so it will be again
+        finally:
+            world.fail_at(0, 0)
+        if not has_memory and world.failed_takes == failed:
+            raise Violation("there is no memory to look at files, and none was refused")
+        if has_memory and found != self._found(look)[0] and not isinstance(found, dict):
+            raise Violation(f"with one take of memory refused {found} is found, and {self._found(look)[0]} else")
 
     # -- contents
 

@@ -31,7 +31,7 @@ from inferd._native.transport.client import ClientUse
 from inferd._native.transport.connection import Connection
 from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.thread_pool import PoolThreads
-from tests.simulation.wire import PING, SETTINGS, Stream, Violation, Wire, frame, take_message
+from tests.simulation.wire import PING, SETTINGS, Stream, Violation, Wire, frame, request_headers, take_message
 
 PATH = "/test/Stream"
 PREFIX = 5
@@ -50,6 +50,18 @@ LARGER = re.compile(r"Received message larger than max \((\d+) vs\. (\d+)\)$")
 INFLATED = re.compile(r"Received message larger than max after decompression \(limit (\d+)\)$")
 HELD = re.compile(r"the requests and responses that the server held had more bytes than its limit of (\d+)$")
 SLOW = re.compile(r"the request has not arrived within ([\d.e+]+) s: (.*)$")
+WRONG_HEADS = (  # and what each is told
+    ((":method", "GET"), "the HTTP method of a gRPC call must be POST"),
+    (("content-type", "text/html"), "the content-type of a gRPC call must begin with application/grpc"),
+    (("te", ""), "a gRPC call must carry the header 'te: trailers'"),
+    (("grpc-timeout", "123456789m"), "grpc-timeout must be at most 8 digits and one of H M S m u n"),
+    (("grpc-encoding", "br"), "the grpc-encoding of the request is not supported, accepted encodings: identity, "),
+    (("x-large", "n" * 17_000), "the request headers exceed 16384 bytes"),
+)
+TINY, TINY_COST = 16, 10  # a message of fewer bytes costs as much as so many frames
+FLOOD = 450  # PINGs
+ROUNDS = 8  # of timers: what is set anew while they ring, and due already, rings in the next one
+BOMB = b"\x40\x06x-bomb\x7f" + bytes([0xA1, 0x1E]) + b"b" * 4000 + b"\xbe" * 80  # one header, again and again
 TEXTS = ("", "fine", "größe 100%", "a\tb")
 KINDS = {"calls": "max_calls", "streams": "max_streams", "bytes": "max_bytes"}
 COSTS = {PING: 1, SETTINGS: 10, 8: 1, 3: 10, 2: 1}  # frames of the budget, at most, by type of frame
@@ -90,11 +102,26 @@ class Asked:
     events: Counter[str] = field(default_factory=Counter)
     refused_stream: bool = False
     judged: bool = False
-    moved: float = 0.0  # when anything of it was sent, or could be
+    wrong: str = ""  # what its head has to be told
+    sent: int = 0  # bytes
+    begun: float = 0.0  # when the message that is being sent was begun
+    known: int = 0  # bytes of answers that had come when it was stuck last
+    stuck: float = -1.0  # since when its client takes nothing; negative: it does
 
     @property
     def over(self) -> bool:
         return self.stream.over or self.line.gone
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the server waits for more of a message."""
+        if self.stream.sent_end:
+            return False
+        ends, at = {0}, 0
+        for size in self.sizes:
+            at += PREFIX + size
+            ends.add(at)
+        return self.single or self.sent not in ends
 
 
 class Line:
@@ -198,7 +225,6 @@ class Front:
         self.lines: list[Line] = []
         self.asked: dict[int, Asked] = {}
         self.numbers = 0
-        self.moved = False  # time has passed while calls were open
         for number in range(3):
             self.lines.append(Line(self, number))
             self.lines[-1].exchange()
@@ -326,17 +352,21 @@ class Front:
         timeout = random.choice((-1.0, -1.0, 0.0, 3.0, 30.0))
         packed = random.choice(("", "", "gzip", "deflate"))
         accepts = random.choice(("identity", "gzip", "deflate,gzip"))
+        wrong, told = random.choice(WRONG_HEADS) if random.random() < 0.08 else (("", ""), "")
         extra = (("x-more", random.choice(("a", "b" * 300))),) if random.random() < 0.3 else ()
         headers = [("number", str(self.numbers)), ("beside-bin", base64_of(b"\0" + str(self.numbers).encode())), *extra]
         if timeout >= 0:
             headers.append(("grpc-timeout", f"{int(timeout * 1000)}m"))
         headers += [("grpc-encoding", packed)] * bool(packed) + [("grpc-accept-encoding", accepts)]
+        if told:
+            headers = [pair for pair in headers if pair[0] != wrong[0]] + [wrong]
         before = line.use.calls
         stream = line.wire.open(PATH, tuple(headers), b"")
         stream.more = True
         asked = Asked(line, stream, self.numbers, random.random() < 0.5, packed, timeout, self.clock.now, accepts)
         asked.headers = extra
-        asked.moved = self.clock.now
+        asked.begun = self.clock.now
+        asked.wrong = told
         self.asked[self.numbers] = asked
         line.exchange()
         most = line.limits["max_calls"]
@@ -358,15 +388,20 @@ class Front:
         wire = message
         if asked.packed:
             wire = gzip.compress(message, 1, mtime=0) if asked.packed == "gzip" else zlib.compress(message, 1)
+        if not asked.single and len(wire) < TINY:
+            asked.line.frames.append((self.clock.now, TINY_COST))
         asked.offered.append(message)
         asked.sizes.append(len(wire))
         stream.body += bytes([bool(asked.packed)]) + struct.pack(">I", len(wire)) + wire
 
     def _send(self, asked: Asked) -> None:
         if asked.stream.body and not asked.stream.over:
+            if not asked.is_awaited:
+                asked.begun = self.clock.now
+            before = len(asked.stream.body)
             for _ in range(self.random.choice((1, 1, 10))):
                 asked.line.wire.push(asked.stream, self.random.choice((1, 3, 40, 5000, 1 << 20)))
-            asked.moved = self.clock.now
+            asked.sent += before - len(asked.stream.body)
 
     def step(self) -> None:
         """Somebody does something."""
@@ -380,7 +415,7 @@ class Front:
         if what < 0.15 or not mine:
             if line.wire.went_away is not None:
                 line.hang_up()
-            elif line.connection.streams < self.max_streams:
+            elif max(line.connection.streams, len(mine)) < self.max_streams:
                 self._open(line)
         elif what < 0.35:
             self._offer(random.choice(mine))
@@ -399,20 +434,40 @@ class Front:
             if random.random() < 0.5:
                 line.wire.give(None, size)
         elif what < 0.92:
-            for _ in range(random.choice((1, 1, 30, 150))):
-                line.wire.ping()
+            self._ping(line, random.choice((1, 1, 1, 30, FLOOD)))
         elif what < 0.93:
             line.reads = not line.reads
         elif what < 0.98:
             self.clock.now += random.choice((0.001, 1.0, 5.0, 11.0))
-            self.moved = True
-            self.endpoint.expire()
-        elif what < 0.985:
+            for _ in range(ROUNDS):
+                self.endpoint.expire()
+        elif what < 0.983:
             line.hang_up()
+        elif what < 0.985:
+            self._bomb(line)
         elif what < 0.99:
             random.choice((line.connection.announce_shutdown, line.connection.go_away, line.connection.ping))()
-        line.exchange()
+        for each in self.lines:
+            each.exchange()
         self.check()
+
+    def _ping(self, line: Line, count: int) -> None:
+        """Many are too many."""
+        for _ in range(count):
+            line.wire.ping()
+        line.exchange()
+        most = 2 * self.limits.spare_frames + 3 * line.connection.response_frames
+        if count > most and not line.gone and line.reads and line.wire.went_away != CALM:
+            raise Violation(f"{count} PINGs are answered, where {most} frames may come in a second")
+
+    def _bomb(self, line: Line) -> None:
+        """Few bytes that stand for very many headers."""
+        if line.wire.went_away is None and line.connection.streams < self.max_streams:
+            line.wire.out += frame(1, 4, line.wire.next_stream, request_headers(PATH, ()) + BOMB)
+            line.wire.next_stream += 2
+            line.exchange()
+            if not line.gone and line.reads and line.wire.went_away != CALM:
+                raise Violation("headers of any size are taken")
 
     # -- rules
 
@@ -444,8 +499,10 @@ class Front:
                 raise Violation(f"call {asked.number} has another answer than its handler has sent")
             asked.heard += 1
         call = asked.call
-        if call is not None and not asked.over and line.reads and call.open:
-            self._check_open(asked, call)
+        if call is not None and not asked.over and line.reads:
+            self._check_reader(asked)
+            if call.open:
+                self._check_open(asked, call)
         if asked.over:
             asked.judged = True
             if stream.trailers is not None:
@@ -464,6 +521,9 @@ class Front:
             raise Violation(
                 f"call {asked.number} is open, {now - asked.opened} s after its client gave it {asked.timeout}"
             )
+        due = asked.begun + self.limits.receive_timeout + asked.sent / SLOWEST + 0.1
+        if asked.is_awaited and now > due and not asked.wrong:
+            raise Violation(f"call {asked.number} has not come for {now - asked.begun} s, and is still awaited")
         unsent = sum(len(message) + PREFIX for message in asked.answers[asked.heard :]) - len(asked.stream.data)
         if not call.writable and unsent < WRITABLE and not self.pool:
             raise Violation(f"call {asked.number} has {unsent} bytes unsent, and may send no more")
@@ -473,6 +533,22 @@ class Front:
             raise Violation(f"call {asked.number} is half closed, and its client goes on")
         if asked.events[EVENT_HALF_CLOSE] > 1 or asked.events[EVENT_CLOSED]:
             raise Violation(f"call {asked.number} is open, and has heard {asked.events}")
+
+    def _check_reader(self, asked: Asked) -> None:
+        """A client that takes nothing of what waits for it loses its call."""
+        known, now = sum(map(len, asked.answers[: asked.heard])) + len(asked.stream.data), self.clock.now
+        is_stuck = (
+            asked.heard < len(asked.answers)
+            and asked.stream.credit <= 0
+            and asked.line.reads
+            and asked.line.wire.credit > 0
+        )
+        if not is_stuck:
+            asked.stuck = -1.0
+        elif asked.stuck < 0 or known != asked.known:
+            asked.stuck, asked.known = now, known
+        elif now - asked.stuck > self.limits.send_timeout + known / SLOWEST + 1 and self.pool is None:
+            raise Violation(f"call {asked.number} waits for its client for {now - asked.stuck} s, and is still there")
 
     def moved_after(self, due: float) -> bool:
         """Whether timers were asked since then."""
@@ -488,13 +564,16 @@ class Front:
             if asked.heard != len(asked.answers):
                 raise Violation(f"call {asked.number} has {asked.heard} of {len(asked.answers)} answers, and a status")
             return
+        if asked.wrong and asked.call is not None:
+            raise Violation(f"call {asked.number} is served, where it was to be told: {asked.wrong}")
         if not self._explains(asked, status, text):
             raise Violation(f"call {asked.number} of {asked.line.limits} ends with {status} '{text}', not {asked.end}")
 
     def _explains(self, asked: Asked, status: int, text: str) -> bool:
         """Whether the server may refuse a call so."""
+        if asked.wrong and text.startswith(asked.wrong):
+            return status > 0
         limits, mine, name = self.limits, asked.line.limits, asked.line.use.name
-        last = asked.sizes[-1] if asked.sizes else 0
         if found := IN_FLIGHT.match(text):
             limit = mine[KINDS[found[3]]]
             enough = int(found[2]) >= limit if found[3] == "streams" else int(found[2]) > limit
@@ -522,7 +601,7 @@ class Front:
         if found := SLOW.match(text):
             seconds = float(found[1])
             part = re.match(r"(\d+) bytes of its message have come$", found[2])
-            come = int(part[1]) if part else last
+            come = int(part[1]) if part else 0
             is_so = part is not None or "END_STREAM is missing" in found[2]
             due = limits.receive_timeout + come / SLOWEST
             return status == LATE and is_so and seconds * 1.01 >= due and seconds <= self.clock.now - asked.opened + 0.1
@@ -548,7 +627,7 @@ class Front:
         Raises:
             Violation: for no reason.
         """
-        if line.wire.went_away == CALM and "too_many_frames" in line.wire.farewell:
+        if line.wire.went_away == CALM and line.wire.farewell in ("too_many_frames", "too_many_messages"):
             spent = sum(cost for _, cost in line.frames)
             if spent <= self.limits.spare_frames:
                 raise Violation(

@@ -582,6 +582,7 @@ class Operator:
         if not simulation.is_asked() or self._deeds >= most:
             return
         simulation.rights.change()
+        simulation.reports.change()
         if simulation.disturbs and random.random() < DISTURBS:
             simulation.tell("operator", simulation.graphics.disturb())
         if simulation.has_lodgers:

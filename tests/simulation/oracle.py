@@ -59,6 +59,7 @@ GRAIN = MS + MS // 5  # that an outcome may come behind its deadline: the timers
 SLACK = MS // 10  # that a batch may come behind its delay when nobody has anything to do
 ENHANCE_YOUR_CALM = 11
 LONG_STAND = 5000 * MS  # for which a machine has to stand still that peers seem slower than they may be
+PREFIX = 5  # bytes in front of a message
 PATIENCE = 60_000 * MS  # in which one of a few threads is not refused
 TOLD = 12  # calls in the text of a violation
 NOT_EXECUTED = ("Exceeds maximum queue size", "Request timeout expired")  # how refusals begin
@@ -72,6 +73,7 @@ UNREAD = re.compile(
     "read faster, or ask for less at a time$"
 )
 UNREAD_PATIENCE = 3000 * MS  # in which a client may not read what others wait for
+TOO_MANY = "model '{}' has given more than one response, the request takes only one"
 IN_ENSEMBLE = re.compile(r"^(in ensemble '[^']*', )+")  # in front of what a step says
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")  # parameters of answers
 RESET = 100  # and the code of RST_STREAM: in place of a status
@@ -182,6 +184,8 @@ class Oracle:
             self._gone(call, now + call.timeout_us * 1000, from_queue=True)
 
     def _gone(self, call: Call, ns: int, *, from_queue: bool = False) -> None:
+        if self.simulation.by_python:
+            return  # its handler hears of it when the loop has time
         executions = self.simulation.executions
         for gone in (executions.gone_ns,) if from_queue else (executions.gone_ns, executions.left_ns):
             if not call.kind.reuses:  # else the number in front is none of its own
@@ -205,6 +209,11 @@ class Oracle:
         simulation = self.simulation
         now = simulation.world.now()
         executed = not call.kind.reuses and simulation.executions.count.get((call.kind.name, call.number))
+        if status == OK:
+            simulation.reports.check(call)
+            simulation.reports.moved(call, len(call.stream.data) - PREFIX if not call.client.packs else 0)
+            if call.too_many:
+                raise Violation(f"{call}: its model has given {len(call.x)} answers, and it is good")
         if call.wrong and (status == OK or executed):
             raise Violation(f"{call}: it has to be refused, and was not")
         if call.region is not None and not call.lost and (found := call.region.altered(call)):
@@ -213,7 +222,7 @@ class Oracle:
             self._check_answer(call)
             if call.kind.caches and call.kind.is_seen and not call.lost:
                 self._check_age(call)
-        elif call.stream.data and status < RESET:
+        elif call.stream.data and status < RESET and not (simulation.by_python and status == LATE):
             raise Violation(f"{call}: status {status} after {len(call.stream.data)} bytes of an answer")
         elif not self._may(call, status, text, now):
             raise Violation(f"{call}: status {status} '{text}'")
@@ -221,7 +230,7 @@ class Oracle:
             self._check_details(call, status, text)
         self._check_time(call, max(call.opened_ns, call.sent_ns) + call.deadline_ns)  # it begins when HEADERS come
 
-    def _check_details(self, call: Call | Question, status: int, text: str) -> None:
+    def _check_details(self, call: Call | Talk | Question, status: int, text: str) -> None:
         """Check that the details of an error agree with its status and text."""
         told = (call.stream.trailers or {}).get(richerrors.KEY)
         if told is None:
@@ -297,6 +306,7 @@ class Oracle:
         elif refused or simulation.rights.may_refuse(talk, status, text, None):
             allowed = True
         elif status == OK:
+            simulation.reports.check(talk)
             allowed = (not talk.open or talk.puzzled) and talk.stream.sent_end
         elif status == LATE:
             allowed = self.is_late(talk, now)
@@ -308,6 +318,10 @@ class Oracle:
             allowed = allowed or (status == RESET + ENHANCE_YOUR_CALM and self._may_evict(talk))
             allowed = allowed or self._may_seem_slow(status, text)
             allowed = allowed or (status == EXHAUSTED and self._kept_waiting(talk, text, now))
+        if not allowed and talk.ends_on_error and 0 < status < RESET:
+            allowed = any(self._may(call, status, text, now) for call in (*talk.open, *talk.whole.values()))
+        if OK < status < RESET:
+            self._check_details(talk, status, text)
         if not allowed:
             unanswered = [call.number for call in talk.open]
             raise Violation(f"{talk}: status {status} '{text}', and requests {unanswered} are open")
@@ -404,6 +418,8 @@ class Oracle:
         text = IN_ENSEMBLE.sub("", text)
         if call.lost and status < RESET:
             return status != UNKNOWN
+        if status == INTERNAL and text == TOO_MANY.format(kind.name):
+            return call.too_many
         if status == UNAVAILABLE and text in ENDS:
             return is_too_late(call, text)
         if status == UNAVAILABLE and text.startswith(STOPS):

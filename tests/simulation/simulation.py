@@ -46,6 +46,7 @@ from tests.simulation.processes import Town
 from tests.simulation.questions import Questions
 from tests.simulation.registrar import Registrar
 from tests.simulation.remote import Remote, forget_remote
+from tests.simulation.reports import Reports
 from tests.simulation.rights import Rights
 from tests.simulation.secure import Intruder, Secure
 from tests.simulation.sockets import HOSTS, Sockets
@@ -233,6 +234,7 @@ class Simulation:
         )
         self.service = self.engine.infer
         self.rights = Rights(self)
+        self.reports = Reports(self)
         self.forwarding = Forwarding(self)
         self.service.stream_window = 6
         self.town = Town(self)
@@ -525,6 +527,7 @@ class Simulation:
         self.graphics.check()
         self.traces.end()
         self.oracle.end()
+        self.reports.end()
         self.books.check(self.kinds)
         if self.unforeseen.first and not self.is_faulty:
             raise Violation(f"the server logs what nobody has foreseen: {self.unforeseen.first}")

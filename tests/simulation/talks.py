@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 LONGEST = 8  # requests of a stream
 WITH_END = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
+CLOSE_ON_ERROR = "triton_grpc_error"  # a header: an error is the status of the stream
 
 
 class Talk:
@@ -52,6 +53,7 @@ class Talk:
         self.rows: dict[int, set[int]] = {}  # of decoupled requests, that have been answered
         self.ends: set[int] = set()  # decoupled requests with an end of their own
         self.whole: dict[int, Call] = {}  # requests that have all answers, and whose end the server has not said
+        self.ends_on_error = False  # an error ends it
         self.puzzled = False  # an error came without the id of its request
         stream.more = True
         kind = client.kind_to_keep()
@@ -124,6 +126,8 @@ class Talk:
         if call is None:
             raise Violation(f"{self}: an answer to request {number}, which is not open: {response.error_message}")
 
+        if response.error_message and self.ends_on_error:
+            raise Violation(f"{self}: it goes on after the error of {call}: {response.error_message}")
         self.client.tell(f"has an answer to {call} on {self}: {response.error_message or 'good'}")
         first = next((other for other in self.open if not other.kind.decoupled), None)
         if not (call.kind.decoupled or call is first or self.puzzled):
@@ -179,9 +183,18 @@ class Talk:
             self.client.simulation.oracle.ended[one.number] = one
 
 
-def open_talk(client: Client, length: int, deadline_ns: int, headers: tuple[tuple[str, str], ...]) -> Talk:
+def open_talk(
+    client: Client, length: int, deadline_ns: int, headers: tuple[tuple[str, str], ...], *, ends_on_error: bool
+) -> Talk:
     """A new one, on a connection that the client has."""
-    return Talk(client, client.wire.open(STREAM, headers, b""), length, deadline_ns, headers)
+    random = client.stream_of(f"{client.actions} headers")
+    if ends_on_error:
+        headers = (*headers, (CLOSE_ON_ERROR, random.choice(("true", "1", "True"))))
+    elif random.random() < 0.1:
+        headers = (*headers, (CLOSE_ON_ERROR, random.choice(("false", "0", "trues", ""))))
+    talk = Talk(client, client.wire.open(STREAM, headers, b""), length, deadline_ns, headers)
+    talk.ends_on_error = ends_on_error
+    return talk
 
 
 def row_of(x: np.ndarray, y: np.ndarray) -> int:

@@ -21,7 +21,7 @@ from inferd_client.pb import grpc_service_pb2 as pb
 from tests.native import classes
 from tests.native.official import check
 from tests.simulation.lines import try_lines
-from tests.simulation.tried_orders import try_alarms, try_full_queues, try_many_turns, try_timers
+from tests.simulation.tried_orders import try_alarms, try_full_queues, try_many_turns
 from tests.simulation.tried_rules import try_access, try_patterns, try_versions
 from tests.simulation.tried_texts import (
     try_deflating,
@@ -384,7 +384,7 @@ IN_TURN = (
     try_requests,
     try_inflating,
     try_access,
-    try_timers,
+    try_alarms,
     try_lines,
     try_headers,
     try_versions,
@@ -396,7 +396,6 @@ IN_TURN = (
     try_errors,
     try_responses,
     try_lines,
-    try_alarms,
     try_hashes,
     try_patterns,
     try_index,

@@ -1,4 +1,4 @@
-"""Trials of who comes first: timers, requests that make room in a full queue, and turns of very many clients."""
+"""Trials of who comes first: alarms, requests that make room in a full queue, and turns of very many clients."""
 
 from __future__ import annotations
 
@@ -9,42 +9,14 @@ from random import Random
 from inferd._native.shares import Turns
 from inferd._native.timers import Alarm, TimersHandle
 from inferd.backends.api import BatchingSpec, ModelSpec, QueuePolicySpec, QueueSpec, TensorSpec
-from tests.native.probe import QueueProbe, TimersProbe
+from tests.native.probe import QueueProbe
 from tests.simulation.tried_texts import expect
 from tests.simulation.wire import Violation
 
-TIMERS = (3, 20, 150)
-SOON = 30
 OUSTED = 32  # of what waits, the part that makes room at a time
 CLIENTS = (1, 2, 3, 4, 1 << 47)
 MANY = 2600  # clients: more than are remembered that have nothing
 HOUR = 3600.0
-
-
-def try_timers(random: Random) -> None:
-    """What is due comes out once, in the order of times, then as it was set."""
-    count = random.choice(TIMERS)
-    probe, model = TimersProbe(count), dict[int, tuple[int, int]]()
-    for moment in range(4 * count):
-        what = random.random()
-        if what < 0.6:
-            number, due = random.randrange(count), random.choice((random.randrange(SOON), random.randrange(4)))
-            probe.set(number, due)
-            model[number] = (due, moment)
-        elif what < 0.8:
-            number = random.randrange(count)
-            probe.clear(number)
-            model.pop(number, None)
-        else:
-            _expect_due(probe, model, random.randrange(SOON))
-    _expect_due(probe, model, SOON)
-
-
-def _expect_due(probe: TimersProbe, model: dict[int, tuple[int, int]], now: int) -> None:
-    expected = sorted((number for number, (due, _) in model.items() if due <= now), key=lambda number: model[number])
-    expect(probe.due(now), expected, f"timers that are due at {now}")
-    for number in expected:
-        del model[number]
 
 
 def try_alarms(random: Random) -> None:
