@@ -1,7 +1,10 @@
 """Draws mutants of the native code, one after another, and records who finds each: `make mutants HOURS=2`.
 
     python -m tests.mutants [--package PACKAGE ...] [--hours 1] [--draw 1] [--again OUTCOME] [--measure] [--alone]
-                            [--table]
+                            [--join] [--table]
+
+With --alone simulations judge alone, while they are worked on. With --join what they have said becomes part of the
+record; tests judge what they have not found.
 
 The packages take turns. A run may be killed at any time: the next one goes on from the record. The tree must be freshly
 built; it is copied to a temporary folder, and never touched.
@@ -24,7 +27,7 @@ from tests.mutants.operators import Mutant
 from tests.mutants.packages import drawn, package_of, sources
 from tests.mutants.reach import SIMULATIONS, Reach, measure
 from tests.mutants.reach import TESTS as TESTED
-from tests.mutants.record import Record, entry, gone, outcome_of, table
+from tests.mutants.record import Entry, Record, entry, gone, outcome_of, table
 from tests.mutants.trial import STEADY_CPU, SURVIVED, TESTS, VOID, Trials, Unsound
 
 RECORD = ROOT / "bench/results/mutants.jsonl"
@@ -48,6 +51,7 @@ def main() -> int:
         "--again", choices=[SURVIVED, TESTS, "all"], help="what the record has with this outcome, once more"
     )
     parser.add_argument("--alone", action="store_true", help=f"ask simulations only; recorded in {ALONE.name} instead")
+    parser.add_argument("--join", action="store_true", help=f"try no others than those of {ALONE.name}, by tests")
     parser.add_argument("--record", type=Path, default=RECORD, help="lines of JSON; the table lies beside it")
     parser.add_argument(
         "--measure", nargs="*", choices=PARTS, help="first, which of so many seeds, or tests, or both reach what"
@@ -84,17 +88,25 @@ def run(record: Record, arguments: argparse.Namespace) -> None:
         measure(measured, arguments.seeds, arguments.jobs, arguments.measure or PARTS)
     with tempfile.TemporaryDirectory(prefix="inferd-mutants-") as folder:
         copy = Copy(Path(folder), more=True)
-        trials = Trials(copy, Reach.read(SIMULATIONS), Reach.read(TESTED), alone=arguments.alone)
-        trials.prepare(arguments.cpu)
-        print(f"each mutant is tried by {trials.seeds} seeds", flush=True)
+        parts = PARTS[:1] if arguments.alone else PARTS[1:] if arguments.join else PARTS
+        trials = Trials(copy, Reach.read(SIMULATIONS), Reach.read(TESTED), parts)
+        if PARTS[0] in parts:
+            trials.prepare(arguments.cpu)
+            print(f"each mutant is tried by {trials.seeds} seeds", flush=True)
         queues = [drawn(copy.root, each, arguments.draw) for each in files.values()]
         kept = Record(ALONE) if arguments.alone else record
-        if arguments.again:
+        said = Record(ALONE).last() if arguments.join else {}
+        if arguments.join:
+            turns = joined(record, said, queues)
+        elif arguments.again:
             turns = again(record, queues, arguments.again)
         else:
             turns = round_robin(kept, queues, arguments.count)
         for mutant in turns:
             verdict = trials.try_mutant(mutant)
+            if mutant.key in said:
+                verdict.seeds = said[mutant.key].seeds
+                verdict.seconds = said[mutant.key].seconds | verdict.seconds
             kept.add(entry(mutant, verdict, arguments.draw, commit))
             about = f"{mutant.file}:{mutant.line} {mutant.operator}: {verdict.outcome} {verdict.found}"
             print(about.rstrip(), flush=True)
@@ -133,6 +145,16 @@ def again(record: Record, queues: list[list[Mutant]], outcome: str) -> Iterator[
             entry = known.get(mutant.key)
             if entry and entry.outcome != VOID and outcome in ("all", outcome_of(entry, PROOFS)):
                 yield mutant
+
+
+def joined(record: Record, said: dict[str, Entry], queues: list[list[Mutant]]) -> Iterator[Mutant]:
+    """Record what simulations have found alone; the mutants that they have not found, and that are not recorded."""
+    known = record.last()
+    for key, each in said.items():
+        if each.outcome != SURVIVED and (key not in known or known[key].outcome in (TESTS, SURVIVED)):
+            record.add(each)
+    for queue in queues:
+        yield from (each for each in queue if each.key in said and each.key not in record.last())
 
 
 def described() -> str:

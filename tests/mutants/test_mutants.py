@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.mutants.__main__ import again, round_robin
+from tests.mutants.__main__ import again, joined, round_robin
 from tests.mutants.equivalent import Proof
 from tests.mutants.marks import Marks, take
 from tests.mutants.noting import bits
@@ -226,6 +226,20 @@ def test_survivors_are_tried_again(tmp_path: Path):
     record.add(verdict_entry(queue[0], TESTS))
     assert record.last()[queue[0].key].outcome == TESTS
     assert record.first()[queue[0].key].outcome == SURVIVED
+
+
+def test_what_simulations_said_alone_becomes_part_of_the_record(tmp_path: Path):
+    """What they found counts, also where only tests had found it; tests are asked for what nobody has tried."""
+    queue = drawn(tmp_path, laid(tmp_path, one=body("a(1)", "b(2)")), 7)
+    record = Record(tmp_path / "r.jsonl")
+    record.add(verdict_entry(queue[0], TESTS))
+    record.add(verdict_entry(queue[1], TESTS))
+    outcomes = (SIMULATION, SURVIVED, SIMULATION, SURVIVED)
+    said = {mutant.key: verdict_entry(mutant, outcome) for mutant, outcome in zip(queue, outcomes, strict=False)}
+    assert [each.key for each in joined(record, said, [queue])] == [queue[3].key]
+    found = {key: each.outcome for key, each in record.last().items()}
+    assert found == dict(zip([each.key for each in queue], (SIMULATION, TESTS, SIMULATION), strict=False))
+    assert record.first()[queue[0].key].outcome == TESTS
 
 
 def test_the_table_counts(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.mutants.copies import EACH_TAKE, USUAL, Copy
@@ -58,14 +59,18 @@ class Trials:
     Args:
         copy: the tree; nothing else uses it.
         simulated, tested: which simulations and tests reach which statements, as far as that was measured.
-        alone: no tests run, only simulations.
+        parts: what judges: "simulations", "tests" or both.
     """
 
     def __init__(
-        self, copy: Copy, simulated: Reach | None = None, tested: Reach | None = None, alone: bool = False
+        self,
+        copy: Copy,
+        simulated: Reach | None = None,
+        tested: Reach | None = None,
+        parts: Sequence[str] = ("simulations", "tests"),
     ) -> None:
         self.copy = copy
-        self.alone = alone
+        self.parts = parts
         self.simulated = simulated or Reach()
         self.tested = tested or Reach()
         self.seeds = 0
@@ -143,7 +148,7 @@ class Trials:
             The failure, empty if there is none; and the number of seeds that passed.
         """
         seeds = 0
-        while True:
+        while "simulations" in self.parts:
             try:
                 found, printed = self.copy.simulate(*self._attempts())
             except RuntimeError as error:
@@ -154,6 +159,7 @@ class Trials:
             if failed is None or not self.simulated.runs or not self._fails_without(mutant, failed[1]):
                 return found[:300], seeds
             self._always_failing.add(f"{SEED} {failed[1]}")
+        return "", 0
 
     def _attempts(self) -> list[tuple[str, ...]]:
         """The arguments of each simulation."""
@@ -203,7 +209,7 @@ class Trials:
 
     def _test(self, mutant: Mutant) -> str:
         """The test that fails twice with the mutant and passes with the original, and its message; empty: none."""
-        tests = [] if self.alone else self._chosen_tests(mutant)
+        tests = self._chosen_tests(mutant) if "tests" in self.parts else []
         if not tests:
             return ""
         passed_later: set[str] = set()
