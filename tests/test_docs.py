@@ -38,7 +38,7 @@ OTHERS_OPTIONS = {
     *("build-arg", "read-only", "tmpfs", "isolation"),  # docker, buildah
     "enable-feature",  # prometheus
     *("target", "quick", "only", "server", "help", "seconds", "rounds", "gather", "door", "policy", "queue"),  # ours
-    *("draw", "again", "measure", "jobs", "alone"),  # of tests.mutants
+    *("draw", "again", "measure", "jobs", "alone", "join"),  # of tests.mutants
     *("install", "page", "rounds"),  # of bench.peers
     *("check", "record"),  # of bench.instructions
     *(
