@@ -298,14 +298,13 @@ class Engine:
             read = partial(read_override, name, config, files or {})
             override = await on_thread(read) if len(config) > LARGE else read()
 
-        async def load() -> dict[str, Failure]:
-            return await self._lifecycle.load((name,), override, asked_by=asked_by, allowed=allowed)
-
-        joins = self._lifecycle.is_loaded_with(name, asked_by)
-        if self._demand is None or override is not NOTHING or joins:
+        load = partial(self._lifecycle.load, (name,), override, asked_by=asked_by, allowed=allowed)
+        if self._demand is None or self._lifecycle.is_loaded_with(name, asked_by):
             failures: Mapping[str, Failure] = await load()
         else:
-            failures = await self._demand.load(name, load, allowed=allowed)
+            failures = await self._demand.load(
+                name, lambda fits: load(fits=fits), allowed=allowed, is_override=override is not NOTHING
+            )
         if failure := failures.get(name):
             raise failure.error
 
@@ -445,7 +444,7 @@ class Engine:
         """The entry where models are loaded on demand: a model that is not loaded yet is not missing."""
         assert self._demand is not None
         if error := self._demand.failure(entry.name):
-            if entry.reason:
+            if entry.reason not in ("", UNLOADED):
                 return entry
             return entry._replace(state="UNAVAILABLE", reason=str(error), needs=self._models.needs(entry.name))
         return entry._replace(reason=ON_DEMAND) if entry.reason in ("", UNLOADED) and entry.state != "READY" else entry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import shutil
 import threading
@@ -25,7 +26,7 @@ from inferd.server.engine.loading import demand, memory
 from inferd.server.engine.loading.control import ControlMode, ModelControl
 from inferd.server.engine.models.services import EngineServices
 from inferd.server.engine.repository.sources import Repositories
-from inferd.server.errors import Exhausted, NotFound, Status, Unavailable
+from inferd.server.errors import ConfigError, Exhausted, NotFound, Status, Unavailable
 from inferd.server.front.health import follow
 from tests.engine.serving import (
     CONFIG,
@@ -44,6 +45,13 @@ from tests.waiting import until
 
 SIZE = 1000  # of each model's file
 ENSEMBLE = ensemble_of("a")
+TENSOR = {"data_type": "TYPE_INT64", "dims": [-1]}
+PLAIN = {
+    "backend": "puppet",
+    "max_batch_size": 8,
+    "input": [{"name": "x", **TENSOR}],
+    "output": [{"name": "y", **TENSOR}],
+}
 
 
 class Shelf(PuppetBackend):
@@ -174,6 +182,44 @@ async def test_a_model_that_is_loaded_after_a_failure_is_ready_in_the_index_and_
         assert (entry.state, entry.reason) == ("READY", "")
         await engine.unload("a")
         assert (await ask(engine, "a")).status == Status.OK
+
+
+async def test_a_model_that_a_client_loads_while_the_look_for_it_fails_is_there(tmp_path, monkeypatch) -> None:
+    """Guards that such a failure refuses no request, is not shown in the index, and keeps nothing from coming back."""
+    looks, fails = threading.Event(), threading.Event()
+    find = Repositories.find
+
+    def broken_once(self: Repositories, name: str) -> object:
+        if not looks.is_set():
+            looks.set()
+            assert fails.wait(60)
+            raise ConfigError("the repository cannot be reached")
+        return find(self, name)
+
+    monkeypatch.setattr(Repositories, "find", broken_once)
+    async with lazy(tmp_path) as (engine, shelf):
+        brought = asyncio.create_task(engine.bring("a"))
+        await until(looks.is_set)
+        try:
+            await engine.load("a")
+        finally:
+            fails.set()
+        await brought
+        assert [(each.state, each.reason) for each in await engine.repository_index() if each.name == "a"] == [
+            ("READY", "")
+        ]
+        await engine.unload("a")
+        assert (await ask(engine, "a")).status == Status.OK
+        assert shelf.loads == {"a": 2}
+
+
+async def test_the_index_says_why_an_unloaded_model_is_not_loaded_for_requests(tmp_path) -> None:
+    async with lazy(tmp_path) as (engine, shelf):
+        shelf.broken = {"a"}
+        assert (await ask(engine, "a")).status == Status.UNAVAILABLE
+        await engine.unload("a")
+        [entry] = [each for each in await engine.repository_index() if each.name == "a"]
+        assert (entry.state, "no weights" in entry.reason) == ("UNAVAILABLE", True)
 
 
 async def test_the_failure_that_is_remembered_is_an_error_anew_for_each_who_asks(tmp_path) -> None:
@@ -615,6 +661,104 @@ async def test_a_load_by_a_client_makes_room_too(tmp_path, native_counters) -> N
         with pytest.raises(Exhausted, match="lacks 1000 bytes"):
             await engine.load("e")
         assert loaded(engine) == {"b", "c"}
+
+
+async def test_a_client_that_leaves_while_its_load_fails_leaves_no_trace(tmp_path, monkeypatch, caplog) -> None:
+    """Guards the log: the failure was told with the traceback of a task that nobody has awaited."""
+    looks, fails = threading.Event(), threading.Event()
+
+    def unreachable(*_: object) -> object:
+        looks.set()
+        assert fails.wait(60)
+        raise ConfigError("the repository cannot be reached")
+
+    async with lazy(tmp_path, budget=2 * SIZE) as (engine, _shelf):
+        monkeypatch.setattr(Repositories, "find", unreachable)
+        load = asyncio.create_task(engine.load("a"))
+        await until(looks.is_set)
+        load.cancel()
+        await asyncio.wait((load,))
+        fails.set()
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+async def test_others_leave_for_what_a_client_loads_with_files_of_its_own(tmp_path, native_counters) -> None:
+    """Guards that these leave at once, the least recently used first, and not with the next load on demand."""
+    async with lazy(tmp_path, budget=2 * SIZE) as (engine, _shelf):
+        await ask(engine, "a")
+        await ask(engine, "b")
+        await engine.load("c", json.dumps(PLAIN), {"file:1/weights": bytes(SIZE)})
+        await until(lambda: not engine.versions("a"))
+        assert loaded(engine) == {"b", "c"}
+
+
+async def test_a_load_by_a_client_is_use(tmp_path, native_counters) -> None:
+    async with lazy(tmp_path, budget=2 * SIZE) as (engine, _shelf):
+        await ask(engine, "a")
+        await engine.load("b")
+        await ask(engine, "c")
+        assert loaded(engine) == {"b", "c"}
+
+
+@pytest.mark.parametrize("by_client", [False, True])
+async def test_a_step_that_could_not_be_read_at_first_has_room_before_it_is_loaded(
+    tmp_path, monkeypatch, by_client, native_counters
+) -> None:
+    """Guards the budget: such a step counted as nothing, and models that had to leave for its ensemble stayed."""
+    find, looks = Repositories.find, Counter[str]()
+
+    def at_the_second_look(self: Repositories, name: str) -> object:
+        looks[name] += 1
+        if (name, looks[name]) == ("a", 1):
+            raise ConfigError("the repository cannot be reached")
+        return find(self, name)
+
+    async with lazy(tmp_path, budget=2 * SIZE, e=chain("a", "b")) as (engine, shelf):
+        await ask(engine, "c")
+        most = []
+        engine.subscribe(lambda *_: most.append(SIZE * len(loaded(engine) & set("abc"))))
+        monkeypatch.setattr(Repositories, "find", at_the_second_look)
+        if by_client:
+            await engine.load("e")
+        assert (await ask(engine, "e")).status == Status.OK
+        assert loaded(engine) == {"a", "b", "e"}
+        assert max(most) == 2 * SIZE
+        assert shelf.loads == {"a": 1, "b": 1, "c": 1}
+
+
+async def test_a_model_that_outgrows_the_budget_while_it_is_looked_for_is_refused(tmp_path, monkeypatch) -> None:
+    find = Repositories.find
+
+    def grows(self: Repositories, name: str) -> object:
+        (tmp_path / "a" / "1" / "weights").write_bytes(bytes(next(sizes, 3) * SIZE))
+        return find(self, name)
+
+    async with lazy(tmp_path, budget=2 * SIZE) as (engine, shelf):
+        sizes = iter((1, 3))
+        monkeypatch.setattr(Repositories, "find", grows)
+        answer = await ask(engine, "a")
+        assert (answer.status, "lacks 1000 bytes" in answer.text) == (Status.RESOURCE_EXHAUSTED, True)
+        assert shelf.loads == {}
+
+
+async def test_what_loads_and_leaves_does_not_have_all_others_counted_again(tmp_path, monkeypatch) -> None:
+    """Guards the loop's time: with each load and each end the server looks at all models, of which it has thousands."""
+    names = [f"m{number}" for number in range(40)]
+    looked_at = []
+    size_of = memory.size_of
+    async with lazy(tmp_path, budget=40 * SIZE, names="a", **dict.fromkeys(names, CONFIG)) as (engine, shelf):
+        shelf.models.update(dict.fromkeys(names, echo))
+        for name in names:
+            (tmp_path / name / "1" / "weights").write_bytes(bytes(SIZE))
+        (tmp_path / "a" / "1" / "weights").write_bytes(bytes(40 * SIZE))
+        monkeypatch.setattr(memory, "size_of", lambda *given: looked_at.append(given) or size_of(*given))
+        assert {answer.status for answer in await infer_all(engine, *(request(n, x=row(1)) for n in names))} == {
+            Status.OK
+        }
+        assert (await ask(engine, "a")).status == Status.OK
+        assert loaded(engine) == {"a"}
+    assert len(looked_at) <= 4 * len(names)
 
 
 async def test_answers_from_the_cache_are_use(tmp_path, native_counters) -> None:

@@ -39,8 +39,13 @@ class Demand:
             return False
         failed_ns = self._simulation.shop.failed_ns
         if BROKEN in text or UNREACHABLE in text or LACKS_STEP in text:
-            return any(failed_ns.get(name, -RETRY) + RETRY >= since_ns for name in names)
+            return any(failed_ns.get(name, -RETRY) >= self.told_since(since_ns, text) for name in names)
         return NO_ROOM in text and self.lacks_room(names)
+
+    def told_since(self, since_ns: int, text: str) -> int:
+        """Since when that may have happened of which a request is told that has begun then: the failure of a load is
+        told for a while."""
+        return since_ns - RETRY if self.on and "load failed for model" in text else since_ns
 
     def lacks_room(self, names: Iterable[str]) -> bool:
         """Whether these models do not fit beside what stays, and beside loads that may wait for them."""
@@ -51,8 +56,7 @@ class Demand:
         return budget is not None and budget < _bytes({*names, *stay} & simulation.kinds.keys())
 
     def look(self) -> None:
-        """After each step: memory is within the budget, but for models that the server could not read when it asked
-        how large they are.
+        """After each step: memory is within the budget.
 
         Raises:
             Violation: it is not, and that is not because of what stays.
@@ -61,21 +65,8 @@ class Demand:
         budget = simulation.operator.control.budget if self.on else None
         if budget is None or (taken := _bytes(simulation.versions)) <= budget or self.lacks_room(()):
             return
-        if _bytes(simulation.versions.keys() - self._unread()) > budget:
-            there = ", ".join(sorted(simulation.versions))
-            raise Violation(f"models of {taken} bytes are there, and the budget is {budget}: {there}")
-
-    def _unread(self) -> set[str]:
-        """The models that could not be read, or were below one that could not, before they came."""
-        simulation = self._simulation
-        found: set[str] = set()
-        for name, unread_ns in simulation.shelf.unread_ns.items():
-            for each in STEPS[name] & simulation.versions.keys():
-                away = simulation.oracle.away.get(each, ())
-                gone_ns = away[-1][0] if away else 0
-                if gone_ns <= unread_ns <= simulation.oracle.since[each]:
-                    found.add(each)
-        return found
+        there = ", ".join(sorted(simulation.versions))
+        raise Violation(f"models of {taken} bytes are there, and the budget is {budget}: {there}")
 
     def rest(self) -> None:
         """When nothing can go on: nobody waits for a model that is there.

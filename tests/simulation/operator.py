@@ -119,7 +119,6 @@ class Shelf:
         self._boxes: dict[str, Box] = {}
         self._known: dict[tuple[str, int, int], Box] = {}
         self.moody = 0.0  # how often it cannot be read
-        self.unread_ns: dict[str, int] = {}  # when a model could not be read last
         self.slow_ns = (0, 0, 0, 50 * US, 50 * US, MS, 20 * MS)
 
     def __str__(self) -> str:
@@ -201,11 +200,7 @@ class Shelf:
 
     def find(self, name: str) -> ModelFolder | None:
         """See RepositorySource."""
-        try:
-            self._read()
-        except ConfigError:
-            self.unread_ns[name] = self._simulation.world.now()
-            raise
+        self._read()
         box = self._boxes.get(name)
         return box.folder if box is not None else None
 

@@ -22,7 +22,6 @@ from tests.simulation.beside import row_of_tensor
 from tests.simulation.demand import NO_LOADS
 from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
 from tests.simulation.kinds import KINDS, STEPS
-from tests.simulation.operator import RETRY
 from tests.simulation.process import HEARD
 from tests.simulation.questions import Question, may_fail
 from tests.simulation.remote import NOTES
@@ -476,8 +475,7 @@ class Oracle:
         is_failure = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
         if simulation.is_faulty and is_failure and simulation.bounds.names_fault(call, text):
             return True
-        told_again_ns = RETRY if "load failed for model" in text else 0
-        if simulation.graphics.explains(unquote(text), call.opened_ns - told_again_ns):
+        if simulation.graphics.explains(unquote(text), simulation.demand.told_since(call.opened_ns, text)):
             return status in (INTERNAL, INVALID) or (status == UNAVAILABLE and simulation.demand.on)
         if status == RESET + ENHANCE_YOUR_CALM:
             return self._may_evict(call)

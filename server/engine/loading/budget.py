@@ -18,7 +18,6 @@ Later claims go ahead of it if they do not delay it: those that fit beside it on
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -105,19 +104,24 @@ class Budget:
     """Shares bytes among models.
 
     Args:
-        limit: how many; infinite for any number.
+        limit: how many.
 
     Attributes:
         waiting: claims in order.
-        running: claims with reserved room.
+        running: claims with reserved room; only `begin` and `end` change it.
+        reserved: bytes that running claims have reserved, by model.
+        reserved_bytes: their sum.
         leaving: models that leave.
     """
 
-    def __init__(self, limit: float = math.inf) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit: Final = limit
         self.waiting: dict[Hashable, Claim] = {}
         self.running: dict[Hashable, Claim] = {}
+        self.reserved: dict[str, int] = {}
+        self.reserved_bytes = 0
         self.leaving: dict[str, Leaving] = {}
+        self._reservations: dict[str, list[int]] = {}  # each running claim's, by model
 
     # -- what happens --
 
@@ -132,7 +136,10 @@ class Budget:
     def end(self, key: Hashable) -> None:
         """A load has ended, or is no longer wanted."""
         self.waiting.pop(key, None)
-        self.running.pop(key, None)
+        claim = self.running.pop(key, None)
+        for name, size in claim.sizes.items() if claim is not None else ():
+            self._reservations[name].remove(size)
+            self._reserve(name)
 
     def leave(self, name: str, size: int) -> None:
         """A model was told to leave for another reason."""
@@ -155,13 +162,28 @@ class Budget:
 
     # -- what follows --
 
+    def begin(self, key: Hashable) -> None:
+        """A waiting claim runs from now on."""
+        claim = self.running[key] = self.waiting.pop(key)
+        for name, size in claim.sizes.items():
+            self._reservations.setdefault(name, []).append(size)
+            self._reserve(name)
+
+    def _reserve(self, name: str) -> None:
+        """The reservations of this model have changed."""
+        self.reserved_bytes -= self.reserved.pop(name, 0)
+        if sizes := self._reservations[name]:
+            self.reserved[name] = max(sizes)
+            self.reserved_bytes += self.reserved[name]
+        else:
+            del self._reservations[name]
+
     def may_leave(self, name: str, residents: Residents) -> bool:
         """Whether a leaving model still may leave: the last check before requests stop finding it."""
         found = residents.get(name)
         if found is None or found.stay is not Stay.MAY_LEAVE:
             return False
-        reserved = any(name in claim.sizes for claim in self.running.values())
-        return not reserved and not any(name in other.steps for other in residents.values())
+        return name not in self.reserved and not any(name in other.steps for other in residents.values())
 
     def look(self, residents: Residents, used: Callable[[str], Use] = lambda _: (False, 0)) -> Decision:
         """Decide what happens next.
@@ -175,9 +197,8 @@ class Budget:
     def holders(self, key: Hashable, residents: Residents) -> list[str]:
         """The models beside the claim's own that hold the room for which it waits, for an error's text."""
         own = self.waiting[key].sizes
-        held = {name for claim in self.running.values() for name in claim.sizes}
-        held |= {name for name, each in residents.items() if each.stay is not Stay.MAY_LEAVE}
-        return sorted((held | set(self.leaving)) - set(own))
+        stay = {name for name, each in residents.items() if each.stay is not Stay.MAY_LEAVE}
+        return sorted((stay | set(self.reserved) | set(self.leaving)) - set(own))
 
 
 class _Look:
@@ -185,15 +206,15 @@ class _Look:
 
     def __init__(self, budget: Budget, residents: Residents, used: Callable[[str], Use]) -> None:
         self._budget = budget
-        self._residents = {name: each for name, each in residents.items() if name not in budget.leaving}
-        self._there = residents
+        self._residents = dict(residents)
+        for name in budget.leaving:
+            self._residents.pop(name, None)
         self._used = used
         self._decision = Decision()
-        self._kept = {name for claim in budget.running.values() for name in claim.sizes}
-        self._reserved = _largest(claim.sizes for claim in budget.running.values())
-        self._taken = sum(each.size for each in self._residents.values()) + sum(
-            max(0, size - self._size(name)) for name, size in self._reserved.items()
-        )
+        self._kept = set(budget.reserved)
+        self._taken = budget.reserved_bytes + sum(each.size for each in self._residents.values())
+        for name in budget.reserved.keys() & self._residents.keys():
+            self._taken -= min(budget.reserved[name], self._residents[name].size)
         self._freeing = 0
         for each in budget.leaving.values():
             self._taken += 0 if each.late else each.size
@@ -208,11 +229,6 @@ class _Look:
             if claim.model and claim.model in self._residents:
                 del self._budget.waiting[key]
                 self._decision.ready.append(key)
-        if math.isinf(self._budget.limit):
-            for key, claim in tuple(self._budget.waiting.items()):
-                if not self._is_leaving(claim):
-                    self._begin(key, claim)
-            return self._decision
         pinned = _sizes(self._residents, Stay.PINNED)
         held = 0
         for key, claim in tuple(self._budget.waiting.items()):
@@ -227,20 +243,18 @@ class _Look:
         over = self._taken - self._freeing - self._budget.limit
         if over > 0:
             _, over = self._dismiss(over, partly=True)
-            self._decision.over = max(0, int(over))
+            self._decision.over = max(0, over)
         return self._decision
 
     def _lack(self, claim: Claim, pinned: Mapping[str, int]) -> int:
         """Bytes that the claim will always lack, beside models that never leave and loads that wait for it."""
         beside = [self._budget.running[key].sizes for key in claim.beside if key in self._budget.running]
-        lack = int(sum(_largest([pinned, claim.sizes, *beside]).values()) - self._budget.limit)
+        lack = sum(_largest([pinned, claim.sizes, *beside]).values()) - self._budget.limit
         return lack if lack > 0 and self._new(claim) else 0
 
     def _begin(self, key: Hashable, claim: Claim) -> None:
-        del self._budget.waiting[key]
-        self._budget.running[key] = claim
         self._taken += self._new(claim)
-        self._reserved = _largest([self._reserved, claim.sizes])
+        self._budget.begin(key)
         self._kept.update(claim.sizes)
         self._decision.begin.append(key)
 
@@ -282,13 +296,13 @@ class _Look:
     def _new(self, claim: Claim, promised: Mapping[str, int] = MappingProxyType({})) -> int:
         """The bytes of a claim's models beyond those that they have, or that are reserved or promised for them."""
         return sum(
-            max(0, size - max(self._size(name), self._reserved.get(name, 0), promised.get(name, 0)))
+            max(0, size - max(self._size(name), self._budget.reserved.get(name, 0), promised.get(name, 0)))
             for name, size in claim.sizes.items()
         )
 
     # -- who leaves --
 
-    def _dismiss(self, lacking: float, but: Collection[str] = (), *, partly: bool = False) -> tuple[bool, float]:
+    def _dismiss(self, lacking: int, but: Collection[str] = (), *, partly: bool = False) -> tuple[bool, int]:
         """Make models leave until `lacking` bytes will be free: all of them or, unless `partly`, none.
 
         Args:

@@ -20,7 +20,7 @@ from inferd.server.engine.instances.warmup import Halt, warm_up_ensemble
 from inferd.server.engine.models.registry import UNAVAILABLE, VersionState
 from inferd.server.engine.models.version import LoadedVersion
 from inferd.server.engine.repository.fingerprint import fingerprint
-from inferd.server.engine.repository.folders import Marks, ModelFolder
+from inferd.server.engine.repository.folders import Marks, ModelFolder, size_of
 from inferd.server.errors import Exhausted, Internal, InvalidArgument, ServerError, lack_of, text_of
 from inferd_client.pb import model_config_pb2 as pb
 
@@ -225,6 +225,11 @@ class Candidate:
     def steps(self) -> frozenset[str]:
         """The models of an ensemble's steps."""
         return configuration.models_of(self.own.spec) if self.own else frozenset()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files of its versions; 0 if it cannot be served."""
+        return size_of(self.marks, self.own.by_version) if self.own else 0
 
     @property
     def warms_steps(self) -> bool:

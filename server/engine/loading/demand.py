@@ -6,7 +6,9 @@ load. If it fails, all of them get the error, and so do requests in the next sec
 unload lets a load with waiting requests end, and then unloads the model: a halted load would only start again.
 
 With a budget, a load waits for room (`inferd.server.engine.loading.memory`): its cost is the size of the files of the
-served versions, with those of the models of its steps. The least recently used models leave for it.
+served versions, with those of the models of its steps. The least recently used models leave for it. The load reads the
+files again. Where it finds more bytes, since one of them could not be read before or has changed, it begins again when
+there is room for these.
 
 Models are loaded concurrently, because one may ask for another while it is loaded or warmed up. A load waits only a
 limited time for models that leave, because these may wait for it.
@@ -28,7 +30,7 @@ from inferd._native.service.infer import InferService
 from inferd.server.engine import config as configuration
 from inferd.server.engine.housekeeping.threads import on_thread
 from inferd.server.engine.loading.candidates import Failure
-from inferd.server.engine.loading.lifecycle import Allowed, Lifecycle
+from inferd.server.engine.loading.lifecycle import Allowed, Fits, Lifecycle, Outgrown, without_limit
 from inferd.server.engine.loading.memory import Memory, NoRoomInTime, sizes_of
 from inferd.server.engine.loading.model_locks import ModelLock
 from inferd.server.engine.models.registry import Models
@@ -38,8 +40,8 @@ from inferd.server.errors import ConfigError, NotFound, ServerError, Unavailable
 log = logging.getLogger("inferd.engine")
 
 T = TypeVar("T")
-Load = Callable[[], Coroutine[Any, Any, Mapping[str, Failure]]]
-"""Loads a model, and returns the failures."""
+Load = Callable[[Fits], Coroutine[Any, Any, Mapping[str, Failure]]]
+"""Loads a model if that tells that there is room for it, and returns the failures."""
 
 RETRY_SECONDS = 5.0
 """Seconds after a failed load in which the model is not tried again."""
@@ -131,8 +133,12 @@ class Demand:
     def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work that continues even if its callers stop waiting."""
         self._others.add(task := asyncio.create_task(work))
-        task.add_done_callback(self._others.discard)
+        task.add_done_callback(self._kept)
         return task
+
+    def _kept(self, task: asyncio.Task[Any]) -> None:
+        self._others.discard(task)
+        _ = task.cancelled() or task.exception()  # marked as seen: a caller who has left does not hear of it
 
     def _is_wanted(self, name: str) -> bool:
         """Whether requests or callers still wait for this model."""
@@ -249,6 +255,8 @@ class Demand:
             del self._loads[name]
             if name in self._urged:
                 self._urged.pop(name).close()
+        if self._models.versions(name):  # somebody else has had it loaded meanwhile
+            error = None
         if error is None:
             self._failed.pop(name, None)
         elif not isinstance(error, (NotFound, NoRoomInTime)) and self.failure(name) is None:
@@ -279,15 +287,28 @@ class Demand:
         sizes = await self._sizes(name)
         if sizes is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        self._memory.touch(name)
-        beside = [asked_by for _, asked_by in self._waiters.get(name, ())]
-        async with self._memory.room(name, sizes, on_demand=True, beside=beside) as begun:
-            if not begun:
-                return
-            failures = await self._lifecycle.load((name,), is_wanted=partial(self._is_wanted, name))
+        load = partial(self._lifecycle.load, (name,), is_wanted=partial(self._is_wanted, name))
+        failures = await self._in_room(name, sizes, lambda fits: load(fits=fits), on_demand=True)
         failure = failures.get(name)
         if failure and not failure.halted and not self._models.versions(name):  # no version is served
             raise Unavailable(failure.answer)
+
+    async def _in_room(self, name: str, sizes: dict[str, int], load: Load, *, on_demand: bool) -> Mapping[str, Failure]:
+        """Load a model when there is room for it; with more room if the load finds more bytes than these `sizes`.
+
+        Returns:
+            The failures; none, and no load, if no request waits for the model any more, or somebody else has loaded it.
+        """
+        while True:
+            beside = [asked_by for _, asked_by in self._waiters.get(name, ())] if on_demand else []
+            async with self._memory.room(name, sizes, on_demand=on_demand, beside=beside) as begun:
+                if on_demand and not begun:
+                    return {}
+                try:
+                    return await load(partial(self._memory.is_room_for, sizes=sizes))
+                except Outgrown as found:
+                    log.info("'%s' has more bytes than were counted: its load waits for room for them", name)
+                    sizes = {**sizes, **{each: max(size, sizes.get(each, 0)) for each, size in found.sizes.items()}}
 
     async def _sizes(self, name: str) -> dict[str, int] | None:
         """Bytes of the models that are loaded together with this one; None if no repository has it."""
@@ -299,28 +320,33 @@ class Demand:
         except ConfigError as error:
             raise Unavailable(f"load failed for model '{name}': {error}") from error
 
-    async def load(self, name: str, load: Load, *, allowed: Allowed) -> Mapping[str, Failure]:
+    async def load(self, name: str, load: Load, *, allowed: Allowed, is_override: bool) -> Mapping[str, Failure]:
         """Make room for a load for a client or a model; the load continues if the caller is cancelled.
 
         Args:
             name: of the model.
-            load: loads it, and returns the failures.
+            load: see `Load`.
             allowed: whether the caller may load a model of this name; no model leaves for a denied load.
+            is_override: the load has a content of its own, whose size is not known before: others leave afterwards.
 
         Raises:
             Exhausted: the memory budget has no room for it.
             ServerError: what `load` raises.
         """
         if not self._memory.is_limited:
-            return await load()
-        return await asyncio.shield(self._keep(self._load_with_room(name, load, allowed)))
+            return await load(without_limit)
+        return await asyncio.shield(self._keep(self._load_with_room(name, load, allowed, is_override)))
 
-    async def _load_with_room(self, name: str, load: Load, allowed: Allowed) -> Mapping[str, Failure]:
-        sizes = await self._sizes(name)
-        if sizes is None or not all(map(allowed, sizes)):
-            return await load()
-        async with self._memory.room(name, sizes, on_demand=False):
-            return await load()
+    async def _load_with_room(
+        self, name: str, load: Load, allowed: Allowed, is_override: bool
+    ) -> Mapping[str, Failure]:
+        sizes = None if is_override else await self._sizes(name)
+        if sizes is not None and all(map(allowed, sizes)):
+            return await self._in_room(name, sizes, load, on_demand=False)
+        try:
+            return await load(without_limit)
+        finally:
+            self._memory.look()
 
     async def close(self) -> None:
         """Refuse all waiting requests."""

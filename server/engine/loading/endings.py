@@ -64,6 +64,7 @@ class Endings:
         self._end = end
         self._tasks: dict[asyncio.Task[None], str] = {}  # all that runs, each with its model's name
         self._ends: dict[str, dict[asyncio.Task[None], _End]] = {}  # those of versions, by model
+        self._above: dict[str, dict[asyncio.Task[None], None]] = {}  # those of ensembles, by the models of their steps
         self._closing = False
 
     def withdraw(self, name: str) -> asyncio.Task[None]:
@@ -115,16 +116,17 @@ class Endings:
         """Run the end of these versions."""
         task = self.begin(work, name)
         departing = {each.loaded for each in self._models[name].departing if each.loaded.sequences}
+        steps = frozenset[str]().union(*(configuration.models_of(version.spec) for version in old))
         self._ends.setdefault(name, {})[task] = _End(
-            [weakref.ref(version) for version in old],
-            frozenset[str]().union(*(configuration.models_of(version.spec) for version in old)),
-            any(version not in departing for version in old),
+            [weakref.ref(version) for version in old], steps, any(version not in departing for version in old)
         )
+        for step in steps:
+            self._above.setdefault(step, {})[task] = None
         return task
 
     def above(self, name: str) -> list[asyncio.Task[None]]:
         """The running ends of ensembles whose accepted requests may still need this model."""
-        return [task for ends in self._ends.values() for task, end in ends.items() if name in end.steps]
+        return list(self._above.get(name, ()))
 
     def _replaced(self, name: str) -> dict[asyncio.Task[None], _End]:
         """The running ends that a load of this model waits for, if they are too many."""
@@ -259,8 +261,11 @@ class Endings:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         name = self._tasks.pop(task)
-        if task in self._ends.get(name, {}):
-            del self._ends[name][task]
+        if (end := self._ends.get(name, {}).pop(task, None)) is not None:
+            for step in end.steps:
+                del self._above[step][task]
+                if not self._above[step]:
+                    del self._above[step]
             if not self._ends[name]:
                 del self._ends[name]
                 self._settle(name)

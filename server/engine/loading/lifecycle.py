@@ -27,13 +27,12 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Set
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from inferd._native.model_files import NO_FILES
 from inferd.server.engine import config as configuration
 from inferd.server.engine.housekeeping.threads import on_thread, slices
 from inferd.server.engine.instances.warmup import Halt
@@ -45,6 +44,7 @@ from inferd.server.engine.loading.overrides import NOTHING, Override
 from inferd.server.engine.loading.reading import Listed, Reader
 from inferd.server.engine.loading.room import Room
 from inferd.server.engine.models.registry import Models
+from inferd.server.engine.repository.folders import size_of
 from inferd.server.engine.repository.sources import Repositories
 from inferd.server.errors import Denied, Status, Unavailable
 
@@ -75,6 +75,27 @@ def by_nobody() -> bool:
     return False
 
 
+Fits = Callable[[Mapping[str, int]], bool]
+"""Whether a load has room for models of these sizes in bytes."""
+
+
+def without_limit(_: Mapping[str, int]) -> bool:
+    """`Fits` of a load that needs no room."""
+    return True
+
+
+class Outgrown(Exception):
+    """The models of a load are larger than its room. Nothing was loaded.
+
+    Attributes:
+        sizes: their bytes, by name.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
     """The arguments of `Lifecycle.load`.
@@ -90,6 +111,7 @@ class _Request:
     asked_by: str
     allowed: Allowed
     is_wanted: Callable[[], bool]
+    fits: Fits
     halts: dict[str, Halt] = field(default_factory=dict)
 
 
@@ -172,6 +194,7 @@ class Lifecycle:
         allowed: Allowed = anything,
         listed: Listed = MappingProxyType({}),
         is_wanted: Callable[[], bool] = by_nobody,
+        fits: Fits = without_limit,
     ) -> dict[str, Failure]:
         """Load these models, or reload those that have changed.
 
@@ -183,6 +206,7 @@ class Lifecycle:
             allowed: whether the caller may load the model of a step.
             listed: models that a scan has just found; others are searched.
             is_wanted: tells whether requests wait for the load now: then an unload does not halt it.
+            fits: tells whether there is room for the models as they have been read; called before any is made.
 
         Returns:
             The failures, by model, also of models that had to be loaded with them.
@@ -191,8 +215,9 @@ class Lifecycle:
             Unavailable: the server stops, or this load would wait for `asked_by`.
             Denied: the caller may not load the model of an ensemble's step.
             InvalidArgument, Internal: the override's files cannot be written.
+            Outgrown: `fits` says no.
         """
-        request = _Request(frozenset(names), override, listed, explicit, asked_by, allowed, is_wanted)
+        request = _Request(frozenset(names), override, listed, explicit, asked_by, allowed, is_wanted, fits)
         return await self._to_its_end(self._load(request))
 
     @contextmanager
@@ -254,6 +279,8 @@ class Lifecycle:
                     is_whole = needed <= lock.names
                     crowded = self._crowded(candidates) if is_whole and not asked_by else frozenset[str]()
                     if is_whole and not crowded:
+                        if not request.fits(sizes := {name: each.size for name, each in candidates.items()}):
+                            raise Outgrown(sizes)
                         for name in wanted & set(candidates):
                             candidates[name].explicit = request.explicit
                         self._looking.discard(request)
@@ -346,6 +373,13 @@ class Lifecycle:
             found |= users
         return frozenset(found)
 
+    def failed_users_of(self, names: Set[str]) -> set[str]:
+        """The ensembles that could not be loaded, and have one of these in a step, or in an ensemble in a step."""
+        if not names:
+            return set()
+        failed = (name for name, state in self._models.items() if state.steps and not state.is_ready)
+        return {name for name in failed if not self._models.needs(name).isdisjoint(names)}
+
     # -- unloading --
 
     async def unload(
@@ -434,7 +468,7 @@ class Lifecycle:
     def _withdraw(self, name: str) -> asyncio.Task[None]:
         """See `Endings.withdraw`; reports it."""
         state = self._models[name]
-        size = sum(state.marks.get(str(version), NO_FILES).size for version in state.loaded)
+        size = size_of(state.marks, state.loaded)
         was_loaded = bool(state.loaded)
         ending = self._endings.withdraw(name)
         if was_loaded and self.withdrawn is not None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Final
 
-from inferd._native.model_files import NO_FILES
 from inferd.server.engine import config as configuration
-from inferd.server.engine.loading.budget import Budget, Resident, Stay, Use
+from inferd.server.engine.loading.budget import Budget, Resident, Residents, Stay, Use
 from inferd.server.engine.loading.lifecycle import Lifecycle
 from inferd.server.engine.models.registry import Models
-from inferd.server.engine.repository.folders import ModelFolder, marks
+from inferd.server.engine.repository.folders import ModelFolder, marks, size_of
 from inferd.server.engine.repository.sources import Repositories
 from inferd.server.errors import ConfigError, Exhausted
 
@@ -34,7 +32,7 @@ class NoRoomInTime(Exhausted):
 
 
 class Memory:
-    """The room of loaded models. Used on the event loop only.
+    """The room of loaded models; without a budget, each load has it. Used on the event loop only.
 
     Args:
         models: the registry.
@@ -57,16 +55,17 @@ class Memory:
         self._lifecycle = lifecycle
         self._pinned = pinned
         self._is_wanted = is_wanted
-        self._budget = Budget(math.inf if budget is None else budget)
+        self._budget = Budget(budget or 0)
         self.is_limited = budget is not None
+        self._loaded: dict[str, Resident] = {}  # as if no sequence was live
         self._begins: dict[Hashable, asyncio.Future[bool]] = {}  # of waiting claims
         self._retires: dict[str, asyncio.Task[None]] = {}  # models that leave to make room
-        self._asked: dict[str, int] = {}  # when each model was last loaded, in the nanoseconds of `lane.statistics`
         self._next: asyncio.TimerHandle | None = None
         self._over = 0
         self._closed = False
         if self.is_limited:
             lifecycle.withdrawn = self._withdrawn
+            models.subscribe(self._changed)
 
     @asynccontextmanager
     async def room(
@@ -83,6 +82,9 @@ class Memory:
         Raises:
             Exhausted: it does not fit beside the models that stay; or, NoRoomInTime, the others have not left in time.
         """
+        if not self.is_limited:
+            yield not self._closed and self._is_wanted(name) and not self._models.versions(name)
+            return
         key: Hashable = name if on_demand else (name, object())
         begins = self._begins[key] = asyncio.get_running_loop().create_future()
         self._budget.claim(key, sizes, model=name if on_demand else "", beside=beside)
@@ -100,6 +102,13 @@ class Memory:
             del self._begins[key]
             self._budget.end(key)
             self.look()
+
+    def is_room_for(self, found: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+        """Whether models with `found` bytes need no more than what is reserved with `sizes`, or what they have now."""
+        return all(
+            size <= sizes.get(name, 0) or (name in self._loaded and size <= self._loaded[name].size)
+            for name, size in found.items()
+        )
 
     def also_beside(self, name: str, asked_by: str) -> None:
         """Record that one more load waits for this model, whose own load may be waiting for room."""
@@ -122,21 +131,17 @@ class Memory:
         if self._next is not None:
             self._next.cancel()
 
-    def touch(self, name: str) -> None:
-        """A request for this model has come."""
-        self._asked[name] = time.monotonic_ns()
-
     # -- decisions --
 
     def look(self) -> None:
         """Decide which loads begin and which models leave; called after every change."""
         if self._closed:
             return
-        for key, begins in self._begins.items():
-            if key in self._budget.waiting and isinstance(key, str) and not self._is_wanted(key):
+        for key in tuple(self._budget.waiting):
+            if isinstance(key, str) and not self._is_wanted(key):
                 self._budget.end(key)
-                _answer(begins, False)
-        residents = self._residents() if self.is_limited else self._names()
+                _answer(self._begins[key], False)
+        residents = self._residents()
         decision = self._budget.look(residents, self._used)
         for key in decision.begin:
             _answer(self._begins[key], True)
@@ -168,28 +173,31 @@ class Memory:
             "the models of its steps and beside what stays: raise it, or have fewer models stay"
         )
 
-    def _names(self) -> dict[str, Resident]:
-        """Without a budget: the loaded models for which loads wait."""
-        return {key: Resident(0) for key in self._begins if isinstance(key, str) and self._models.versions(key)}
+    def _residents(self) -> Residents:
+        """The loaded models."""
+        live = {
+            version.name: replace(self._loaded[version.name], stay=Stay.FOR_NOW)
+            for version in self._models.with_sequences()
+            if version.sequences and version.name not in self._pinned and version in self._models.versions(version.name)
+        }
+        return {**self._loaded, **live} if live else self._loaded
 
-    def _residents(self) -> dict[str, Resident]:
-        return {name: self._resident(name) for name, state in self._models.items() if state.loaded}
-
-    def _resident(self, name: str) -> Resident:
-        state, versions = self._models[name], self._models.versions(name)
-        size = sum(state.marks.get(str(each.version), NO_FILES).size for each in versions)
+    def _changed(self, name: str, *_: object) -> None:
+        """A version of this model has become ready or unready."""
+        versions = self._models.versions(name)
+        if not versions:
+            self._loaded.pop(name, None)
+            return
+        state = self._models[name]
+        size = size_of(state.marks, (each.version for each in versions))
         steps = configuration.models_of(state.prepared.spec) if state.prepared else frozenset[str]()
-        if name in self._pinned:
-            return Resident(size, steps, Stay.PINNED)
-        if any(version.sequences for version in versions):
-            return Resident(size, steps, Stay.FOR_NOW)
-        return Resident(size, steps)
+        self._loaded[name] = Resident(size, steps, Stay.PINNED if name in self._pinned else Stay.MAY_LEAVE)
 
     def _used(self, name: str) -> Use:
-        """The time of the model's last request or response."""
+        """The time of the model's load, or of its last response."""
         versions = self._models.versions(name)
         busy = any(version.lane.in_flight for version in versions)
-        return busy, max(self._asked.get(name, 0), *(version.lane.last_used_ns for version in versions), 0)
+        return busy, max((max(version.made_ns, version.lane.last_used_ns) for version in versions), default=0)
 
     # -- leaving --
 
@@ -239,7 +247,7 @@ def _answer(future: asyncio.Future[bool], begun: bool) -> None:
 def sizes_of(repositories: Repositories, options: configuration.Options, name: str) -> dict[str, int] | None:
     """Bytes of a model's served versions, and of all models of its steps; None: no repository has it.
 
-    A model that cannot be read counts 0: its load reports the reason. Blocks.
+    A model that cannot be read counts 0: its load reports the reason, or finds that it is larger (`Outgrown`). Blocks.
 
     Raises:
         ConfigError: the model cannot be fetched now.
@@ -264,6 +272,6 @@ def _found(repositories: Repositories, name: str) -> ModelFolder | None:
 
 def _size_of(folder: ModelFolder, options: configuration.Options) -> tuple[int, frozenset[str]]:
     with suppress(ConfigError, Exhausted):
-        outline, found = configuration.outline(folder, options), marks(folder)
-        return sum(found.get(str(version), NO_FILES).size for version in outline.versions), outline.steps
+        outline = configuration.outline(folder, options)
+        return size_of(marks(folder), outline.versions), outline.steps
     return 0, frozenset()

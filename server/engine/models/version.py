@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -68,6 +69,7 @@ class LoadedVersion:
         self.spec: ModelSpec = source.spec
         self.version = source.version
         self.fingerprint = b""  # set if responses are cached under it
+        self.made_ns = time.monotonic_ns()
         self.seconds = 0.0  # that its load took, set by the one who loads it
         hardware = hardware or Hardware()
         self._model: Model | None = backend.load(source) if backend else None

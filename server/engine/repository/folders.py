@@ -148,6 +148,11 @@ def marks(folder: ModelFolder) -> Marks:
     return found
 
 
+def size_of(marks: Marks, versions: Iterable[int]) -> int:
+    """Bytes of the files of these versions."""
+    return sum(marks.get(str(version), NO_FILES).size for version in versions)
+
+
 def look(path: Path, watch: Watch) -> dict[str, object]:
     """The present state of each model of a repository; it differs whenever its marks or versions differ.
 
