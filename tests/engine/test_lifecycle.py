@@ -781,6 +781,24 @@ async def test_what_a_poll_finds(tmp_path):
         assert engine.ready
 
 
+async def test_a_poll_loads_ensembles_when_the_model_of_a_step_has_been_mended(tmp_path):
+    """The same for an ensemble above one; and again for a model that comes later than its ensembles."""
+    above = {"e": ensemble_of("m"), "f": ensemble_of("e")}
+    async with serving(tmp_path, control=ModelControl(ControlMode.POLL, poll_seconds=3600), m=CONFIG) as engine:
+        look = partial(poll, engine)
+        shutil.rmtree(tmp_path / "m")
+        for name, config in above.items():
+            (tmp_path / name / "1").mkdir(parents=True)
+            (tmp_path / name / "config.pbtxt").write_text(config)
+        await look()
+        for config, status in (("nonsense", Status.NOT_FOUND), (CONFIG, Status.OK)):
+            (tmp_path / "m" / "1").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "m" / "config.pbtxt").write_text(config)
+            await look()
+            assert (await infer(engine, request("f", x=row(1)))).status == status
+        assert states(engine) == {(name, "1"): ("READY", "") for name in "efm"}
+
+
 class Store(FolderSource):
     """A repository that can be out of reach."""
 

@@ -64,8 +64,9 @@ class Poller:
     Changes are independent: a model that loads or downloads slowly delays only the models that ensembles tie to it, and
     no look waits for it. The look after its end finds further changes.
 
-    A model that fails to load is tried again after its next change; a model that could not be read, whose load could
-    not begin, or for which the server lacked a resource, at the next look.
+    A model that fails to load is tried again after its next change, an ensemble also after one of a model of its steps;
+    a model that could not be read, whose load could not begin, or for which the server lacked a resource, at the next
+    look.
     """
 
     def __init__(self, repositories: Repositories, lifecycle: Lifecycle, seconds: float) -> None:
@@ -130,7 +131,9 @@ class Poller:
                 changes.append(self._change(self._remove(name, before), (name,)))
         changed: list[str] = []
         told, self._crowds = self._crowds, set()
-        for names in self._lifecycle.tied(sorted(name for name, found in seen.items() if before.get(name) != found)):
+        different = {name for name, found in seen.items() if before.get(name) != found}
+        different |= self._lifecycle.failed_users_of(different) & seen.keys()
+        for names in self._lifecycle.tied(sorted(different)):
             crowds = {crowd for name in names if (crowd := self._lifecycle.crowd(name))}
             self._crowds |= crowds
             for crowd in sorted(crowds - told):
