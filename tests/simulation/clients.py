@@ -23,7 +23,7 @@ from tests.simulation.regions import SLOT, Region
 from tests.simulation.secure import HANDSHAKE
 from tests.simulation.sockets import BROKEN, OPEN, End
 from tests.simulation.talks import LONGEST, Talk, open_talk
-from tests.simulation.wire import Stream, Violation, Wire, framed
+from tests.simulation.wire import FRAME, Stream, Violation, Wire, framed
 from tests.simulation.wording import agree, reword, serialized, spoil
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ QUESTIONS = 6  # different ones that are asked of models which reuse answers
 LARGE = 40_000  # numbers in a large tensor
 TEXT = 10  # times as long are numbers as strings, about, and to write them takes long
 VAST = 1 << 25  # bytes that are under way to a client with such tensors
+LARGE_FRAMES = (FRAME + 1, 50_000, (1 << 24) - 1)  # that clients take
 BROAD = 0.5  # of clients: they send frames as large as the server takes, so that it reads large tensors to their places
 HUGE = 640_000  # and in one that exceeds the window of a stream, and what may be unsent before calls have to wait
 IDLE_TEXT = "no request had come for max_sequence_idle_microseconds"
@@ -281,7 +282,8 @@ class Client:
         self.actions = 0  # calls and streams
         self.reading = False
         self.rests = False  # it does nothing new until it has another connection
-        self.broad = Random(f"{simulation.outcome.seed} client {number} frames").random() < BROAD
+        frames = Random(f"{simulation.outcome.seed} client {number} frames")
+        self.broad, self.takes = frames.random() < BROAD, frames.choice((FRAME, FRAME, *LARGE_FRAMES))
         self._connect()
 
     @property
@@ -291,7 +293,7 @@ class Client:
     def _connect(self) -> None:
         simulation = self.simulation
         self.life += 1
-        self.wire = Wire(self.temper.window, 1 << 24, broad=self.broad)
+        self.wire = Wire(self.temper.window, 1 << 24, broad=self.broad, takes=self.takes)
         self.pipe = Pipe()
         self.cipher = simulation.secure.cipher()
         if self.cipher is not None:

@@ -31,7 +31,7 @@ from inferd._native.transport.client import ClientUse
 from inferd._native.transport.connection import Connection
 from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.thread_pool import PoolThreads
-from tests.simulation.wire import PING, SETTINGS, Stream, Violation, Wire, frame, request_headers, take_message
+from tests.simulation.wire import FRAME, PING, SETTINGS, Stream, Violation, Wire, frame, request_headers, take_message
 
 PATH = "/test/Stream"
 PREFIX = 5
@@ -137,7 +137,8 @@ class Line:
         self.connection.on_refused = self.refusals.append
         self.pings = 0
         self.connection.on_ping = self.pinged
-        self.wire = Wire(random.choice((100, 20_000, 1 << 20)), 1 << 24, broad=random.random() < 0.5)
+        window, takes = random.choice((100, 20_000, 1 << 20)), random.choice((FRAME, FRAME, 50_000))
+        self.wire = Wire(window, 1 << 24, broad=random.random() < 0.5, takes=takes)
         self.reads = True
         self.gone = False
         self.frames: list[tuple[float, int]] = []  # what was sent that costs something, at most: when and how much
@@ -167,7 +168,13 @@ class Line:
 
     def _take(self) -> bytes:
         limit = self.front.random.choice((1 << 20, 1 << 20, 500))
-        return b"".join(bytes(piece) for piece in self.connection.take_output(limit))
+        if self.front.random.random() < 0.7:
+            return b"".join(bytes(piece) for piece in self.connection.take_output(limit))
+        size = self.connection.collect_output(limit)
+        got = b"".join(bytes(piece) for piece in self.connection.take_ready())
+        if size != len(got):
+            raise Violation(f"{size} bytes of output are ready, and {len(got)} are taken")
+        return got
 
     def _count(self, sent: bytes) -> None:
         """What these bytes cost; the preface and a first HEADERS of a call cost nothing."""

@@ -110,8 +110,8 @@ class Trials:
 # Those of the start. What has many lines of native code has several turns.
 IN_TURN: tuple[Callable[[Random], None], ...] = ()  # set below
 STEADY = (try_full_queues,)  # trials whose probe has no answer to a lack of memory
-AT_START = 5  # for each simulation
-TAKES, REFUSED = 30, 2  # of the takes of memory of a trial, so many are refused, each in a trial of its own
+AT_START = 10  # for each simulation
+TAKES, REFUSED = 30, 1  # of the takes of memory of a trial, so many are refused, each in a trial of its own
 
 
 # -- requests, as bytes that are well formed, nearly well formed, or cut

@@ -110,11 +110,15 @@ class Wire:
         window: what the server may send ahead on each stream.
         conn_window: what it may send ahead on all of them.
         broad: the client sends frames as large as the server takes, and not those of the usual size.
+        takes: the largest frame that the client takes.
     """
 
-    def __init__(self, window: int, conn_window: int, *, broad: bool = False) -> None:
+    def __init__(self, window: int, conn_window: int, *, broad: bool = False, takes: int = FRAME) -> None:
         self.out = bytearray(PREFACE)
+        self._takes = takes
         settings = struct.pack(">HIHIHI", 1, 0, 2, 0, 4, window)
+        if takes > FRAME:
+            settings += struct.pack(">HI", 5, takes)
         self.out += frame(SETTINGS, 0, 0, settings)
         if conn_window > 65_535:
             self.out += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", conn_window - 65_535))
@@ -209,7 +213,7 @@ class Wire:
             number = int.from_bytes(buffer[at + 5 : at + 9], "big")
             payload = bytes(buffer[at + 9 : at + 9 + size])
             at += 9 + size
-            if size > FRAME:
+            if size > self._takes:
                 raise Violation(f"a frame of {size} bytes")
             if self._block is not None and kind != CONTINUATION:
                 raise Violation("a frame within a header block")
