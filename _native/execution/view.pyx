@@ -17,6 +17,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from inferd._native.assertion cimport assert_that
 from inferd._native.execution.dlpack cimport DLPACK_CPU, DLManagedTensor, Tensor, check_rank, dlpack_read
 from inferd._native.memory.owned cimport Owned, owned_release
 from inferd._native.memory.resource cimport Block, block_give, block_share, block_wrap
@@ -231,6 +232,7 @@ cdef Block *block_of_buffer(object array, Datatype datatype, str name, const uin
     except BaseException:
         release_buffer(&owner.owned)
         raise
+    assert_that(block.data == data[0] and block.size == size[0])
     return block
 
 
@@ -253,6 +255,7 @@ cdef Block *block_of_dlpack(object array, Datatype datatype, str name, const uin
         free(owner)
         raise MemoryError
     PyCapsule_SetName(capsule, "used_dltensor")
+    assert_that(block.data == data[0] and block.size == size[0])
     return block
 
 

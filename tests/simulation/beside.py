@@ -122,6 +122,8 @@ class Beside:
             complain(f"w is {view.datatype} {view.shape}, where {self} was expected")
         if self.datatype == "BYTES":
             self._give_strings(batch, view, random)
+            if random.random() < 0.2:
+                _misuse_strings(batch, view, complain)
             return
         way = random.choice(("view", "array", "copy", "lent", "exchanged"))
         if way == "view":
@@ -216,6 +218,28 @@ class Beside:
             return f"unexpected number of string elements {elements + 1} for inference input 'w' for model '{model}'"
         message.raw_input_contents[place] = data + b"\3"
         return f"input byte size mismatch for {text}. Expected {len(data)}, got {len(data) + 1}"
+
+
+def _misuse_strings(batch: Batch, view: Any, complain: Any) -> None:
+    """Treat strings as numbers."""
+    deeds: tuple[tuple[Any, str], ...] = (
+        (
+            lambda: batch.set_output("v", np.zeros(view.shape)),
+            "output 'v' is BYTES: hand it over with set_bytes_output",
+        ),
+        (view.__dlpack__, "a BYTES tensor cannot be exchanged by DLPack"),
+        (lambda: batch.set_bytes_output("v", [], (1,) * 17), "output 'v' has 17 dimensions, at most 16 are served"),
+    )
+    for deed, expected in deeds:
+        try:
+            deed()
+        except (ValueError, BufferError) as error:
+            if expected not in str(error):
+                complain(f"is told '{error}', and not '{expected}'")
+        else:
+            complain(f"is not told that {expected}")
+    if batch.place("v") is not None:
+        complain("has a place for strings")
 
 
 class Lent:

@@ -16,7 +16,7 @@ from inferd.server.front.door import STOPPING
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.ages import judge_refused, may_drop
 from tests.simulation.beside import VARIANTS, Given
-from tests.simulation.kind import CLIENTS, FIRST_QUESTION, IDLE_US, SCALE, Kind
+from tests.simulation.kind import CLIENTS, FIRST_QUESTION, IDLE_US, SCALE, SHAPED, Kind
 from tests.simulation.kinds import STEPS
 from tests.simulation.questions import Question
 from tests.simulation.regions import SLOT, Region
@@ -24,7 +24,7 @@ from tests.simulation.secure import HANDSHAKE
 from tests.simulation.sockets import BROKEN, OPEN, End
 from tests.simulation.talks import LONGEST, Talk, open_talk
 from tests.simulation.wire import FRAME, Stream, Violation, Wire, framed
-from tests.simulation.wording import agree, reword, serialized, spoil
+from tests.simulation.wording import agree, lead_astray, reword, serialized, spoil
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -514,11 +514,13 @@ class Client:
         headers = self.headers(deadline, steady=kind.sequential)
         stream = self.wire.open(INFER, headers, b"")
         call, message = self.request(kind, stream, deadline, headers)
-        is_free = call.sequence is None and call.region is None
+        is_free = call.sequence is None and call.region is None and not (kind.shaped or kind.sequential)
         call.wrong = is_free and self.random.random() < self.simulation.errors
         if call.wrong:
             data, call.refusal = spoil(self.random, call, message)
         else:
+            if kind.sequential and call.sequence is None:
+                call.wrong, call.refusal = True, lead_astray(Random(f"{call.number} astray"), call, message)
             data = serialized(self.random, message)
         call.size = len(data)
         agree(data)
@@ -541,7 +543,10 @@ class Client:
         """One request, and what it says."""
         simulation = self.simulation
         number = self._number(talk)
-        sequence = talk.kept if talk is not None else self._sequence(kind) if kind.sequential else None
+        sequence = talk.kept if talk is not None else None
+        goes_astray = kind.sequence is not None and Random(f"{number} goes astray").random() < simulation.errors
+        if talk is None and kind.sequential and not goes_astray:
+            sequence = self._sequence(kind)
         x = self._tensor(kind, number, sequence)
         too_many = kind.single and talk is None and len(x) > 1 and self._asks_too_much()
         if kind.single and talk is None and not too_many:
@@ -569,6 +574,9 @@ class Client:
             self._share(call, message)
         if kind.beside is not None:
             self._put_beside(call, message)
+        if kind.shaped:
+            message.inputs.add(name="s", datatype="INT32", shape=[len(SHAPED)])
+            message.raw_input_contents.append(np.array(kind.shape_values(call.question), np.int32).tobytes())
         reword(self.random, call, message)
         asked = {output.name for output in message.outputs}
         call.wanted = tuple(name for name in kind.outputs(call.question) if not asked or name in asked)
@@ -656,7 +664,10 @@ class Client:
     def _put_in_sequence(
         self, message: pb.ModelInferRequest, one: Sequence, x: np.ndarray, expected: np.ndarray
     ) -> None:
-        message.parameters["sequence_id"].int64_param = one.number
+        if one.kind.named:
+            message.parameters["sequence_id"].string_param = str(one.number)
+        else:
+            message.parameters["sequence_id"].int64_param = one.number
         starts = one.sent == 0 or (self.random.random() < 0.05 and not self._may_have_ended(one))
         if starts:
             one.totals = np.full(one.rows, one.kind.initial)  # it begins anew, where sequences begin now

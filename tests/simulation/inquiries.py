@@ -238,6 +238,7 @@ def may_ask(kind: Kind) -> bool:
     return (
         bool(kind.weight)
         and not (kind.sequential or kind.lacks or kind.beside or kind.clumsy or kind.ushers or kind.fails_with)
+        and not kind.shaped
         and not (kind.decoupled and kind.more)
         and not any(KINDS[name].asks for name in STEPS[kind.name])
     )

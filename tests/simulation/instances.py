@@ -13,7 +13,7 @@ from inferd._native.execution.python_batch import Batch
 from inferd.backends.api import AsyncInstance, Instance
 from inferd.backends.identity import IdentityInstance
 from tests.simulation.audit import fits
-from tests.simulation.kind import FIRST_QUESTION, PADDING, SCALE, WARM_WIDTH
+from tests.simulation.kind import BUCKETS, FIRST_QUESTION, PADDING, SCALE, WARM_WIDTH
 from tests.simulation.misuse import OFTEN, err_for_all, look_in_other_ways, misuse
 
 if TYPE_CHECKING:
@@ -278,6 +278,10 @@ class SimulatedInstance(Instance):
         x = view.numpy()
         numbers = list(dict.fromkeys((abs(x[:, 0]) // SCALE).tolist()))
         self.note(batch, numbers)
+        if self.kind.shaped and all(numbers):
+            told, expected = self.input(batch, "s").tolist(), [self.kind.shape_values(number) for number in numbers]
+            if any(told != [batch.rows, *each] for each in expected):
+                self.complain(f"the shape of {batch.rows} rows is {told}, and requests have {expected}")
         looks = self.random.random() < OFTEN and all(numbers) and self.backend.executions.excused.isdisjoint(numbers)
         if looks and (problem := look_in_other_ways(batch, x.copy(), self.random)):
             self.complain(problem)
@@ -347,6 +351,10 @@ class SimulatedInstance(Instance):
 
     def _placed(self, batch: Batch, y: np.ndarray) -> np.ndarray:
         """The output, perhaps in the client's memory for it."""
+        shape: list[int] | None
+        for shape in (None, [1 << 40, 1 << 40], [1] * 17) if self.random.random() < OFTEN else ():
+            if batch.place("y", shape) is not None:
+                self.complain(f"has a place for an output of shape {shape}")
         if not batch.placed or self.random.random() < 0.5:
             return y
         place = batch.place("y", list(y.shape))
@@ -402,11 +410,15 @@ class SimulatedInstance(Instance):
         batch.set_output("state out", state + 1)
 
     def _check_padding(self, x: np.ndarray) -> None:
-        """Behind what a row has there is padding, and nothing else."""
-        for row in x:
-            filled = row != PADDING
-            if not filled[: int(filled.sum())].all():
-                self.complain(f"padding within a row: {row.tolist()}")
+        """Behind what a row has there is padding, and nothing else, up to the next of the configured lengths."""
+        filled = x != PADDING
+        for row in filled:
+            if not row[: int(row.sum())].all():
+                self.complain(f"padding within a row: {x.tolist()}")
+        lengths = filled.sum(axis=1).tolist()
+        expected = {next((length for length in BUCKETS if length >= each), max(lengths)) for each in lengths}
+        if expected != {x.shape[1]} and not self.is_warming:
+            self.complain(f"rows of {lengths} are {x.shape[1]} long, where {expected} was expected")
 
     @staticmethod
     def input(batch: Batch, name: str) -> np.ndarray:
@@ -501,6 +513,10 @@ class RaggedInstance(SimulatedInstance):
         self.take_time()
         y = x * 2
         y[starts] = x[starts]
+        if self.kind.clumsy and not self.is_warming and self.random.random() < 0.1:
+            text = "output 'y' must have as many elements as input 'x'"
+            self.backend.executions.faults.update(dict.fromkeys(numbers, text))
+            y = y[:-1] if self.random.random() < 0.5 else np.concatenate([y, y[:1]])
         batch.set_output("y", y)
 
     def _check_counts(self, batch: Batch, sizes: list[int]) -> None:
@@ -532,7 +548,7 @@ class SequenceInstance(SimulatedInstance):
         self.places: dict[int, int] = {}  # rows of sequences
 
     def compute(self, batch: Batch) -> None:
-        x, start = (self.input(batch, name) for name in ("x", "start"))
+        x, start = self.input(batch, "x"), self._control(batch, "start")
         if x.shape[1] == WARM_WIDTH and not x.any():
             self.note(batch, [0])
             batch.set_output("y", x)
@@ -541,7 +557,7 @@ class SequenceInstance(SimulatedInstance):
                     self.complain(f"warms up with state {state.tolist()}")
                 batch.set_output("state out", self.input(batch, "state"))
             return
-        ready, corrid = (self.input(batch, name).reshape(-1) for name in ("ready", "corrid"))
+        ready, corrid = self._control(batch, "ready").reshape(-1), self._ids(batch)
         if x.shape[1] == 1:
             self._mourn(batch, corrid[ready != 0].tolist())
             batch.set_output("y", x)
@@ -569,6 +585,24 @@ class SequenceInstance(SimulatedInstance):
             self.touched_ns[one] = self.backend.world.now()
         if self.kind.mourns:
             self._note_ends(batch, corrid)
+
+    def _control(self, batch: Batch, name: str) -> np.ndarray:
+        """Whether something is so, for each row."""
+        told = self.input(batch, name)
+        datatype, no, yes = self.kind.control
+        view = batch.input(name)
+        assert view is not None
+        if view.datatype != datatype or not np.isin(told, (no, yes)).all():
+            self.complain(f"{name} is {view.datatype} {told.tolist()}, and may be {datatype} {no} and {yes}")
+        return (told == yes).astype(np.int32)
+
+    def _ids(self, batch: Batch) -> np.ndarray:
+        """The ids of sequences, for each row."""
+        if not self.kind.named:
+            return self.input(batch, "corrid").reshape(-1)
+        view = batch.input("corrid")
+        assert view is not None
+        return np.array([int(text or b"0") for text in view.strings()])
 
     def _states(self, batch: Batch, corrid: np.ndarray, start: np.ndarray, ready: np.ndarray) -> np.ndarray:
         """The state of each row, by what came before; states that the server keeps must be these."""
@@ -619,7 +653,7 @@ class SequenceInstance(SimulatedInstance):
 
     def _note_ends(self, batch: Batch, corrid: np.ndarray) -> None:
         """A sequence that its client ends is forgotten."""
-        ends, reasons = (self.input(batch, name).reshape(-1) for name in ("end", "reason"))
+        ends, reasons = self._control(batch, "end").reshape(-1), self.input(batch, "reason").reshape(-1)
         for one, end, reason in set(zip(corrid.tolist(), ends.tolist(), reasons.tolist(), strict=True)):
             if end != (reason == 1):
                 self.complain(f"sequence {one} ends: {end}, and why: {reason}")
@@ -628,7 +662,7 @@ class SequenceInstance(SimulatedInstance):
 
     def _mourn(self, batch: Batch, ended: list[int]) -> None:
         """The model is told of sequences that have ended without a request that says so."""
-        ready, reasons = (self.input(batch, name).reshape(-1) for name in ("ready", "reason"))
+        ready, reasons = self._control(batch, "ready").reshape(-1), self.input(batch, "reason").reshape(-1)
         world, executions = self.backend.world, self.backend.executions
         assert self.kind.sequence is not None
         self.backend.executed += 1

@@ -47,6 +47,7 @@ RAGGED = (  # what a batch says about a ragged input
     "ITEM_SHAPE_FLATTEN",
 )
 
+SHAPED = (1, 9)  # values of a shape tensor; the first one is larger for some requests
 CLIENTS = 64  # numbers of requests that follow each other differ by it
 USHERED = (  # what an ensemble is refused with whose first step says in these ways to which sequence a request belongs
     "",
@@ -96,6 +97,9 @@ class Kind:
             its numbers, or "times", how often a request was executed; empty: none.
         sequence_rows: of a request in a sequence, at most.
         mourns: it is told of every end of a sequence.
+        named: sequences have texts as ids.
+        control: the datatype of what it is told of sequences, and there the values for no and for yes.
+        shaped: another input, `s`, is a shape tensor: requests with other values do not share a batch.
         ragged: it gets all elements in one dimension, and what the batch says about the shapes.
         padded: rows are as long as the longest of the batch for it.
         beside: another input, which comes back; None: it has none.
@@ -144,6 +148,9 @@ class Kind:
     remembers: str = ""
     sequence_rows: int = 1
     mourns: bool = False
+    named: bool = False
+    control: tuple[str, float, float] = ("INT32", 0, 1)
+    shaped: bool = False
     ragged: bool = False
     padded: bool = False
     beside: Beside | None = None
@@ -252,6 +259,10 @@ class Kind:
         fails = {"even": number % 2 == 0, "several": rows > 1}.get(self.fails_where, True)
         return self.fails_with if fails else ""
 
+    def shape_values(self, number: int) -> list[int]:
+        """The values of the shape tensor of a request with this number."""
+        return [SHAPED[0] + number // CLIENTS % 3, *SHAPED[1:]]
+
     def outputs(self, number: int) -> list[str]:
         """The names of all outputs of a request, where models see this number."""
         return [*self.factors(number), *(["v"] if self.beside else [])]
@@ -287,6 +298,7 @@ class Kind:
         needs = (ResourceSpec("R", self.needs),) if self.needs else ()
         names = ("y", *dict(self.more))
         more_inputs = (self.beside.tensor("w", is_input=True),) if self.beside else ()
+        more_inputs += (TensorSpec("s", "INT32", (len(SHAPED),), shape_tensor=True),) if self.shaped else ()
         more_outputs = (self.beside.tensor("v", is_input=False),) if self.beside else ()
         turn = -1 if self.reorders and version.rpartition(".")[2] in ODD else 1
         on = "GPU" if self.style == "gpu" else "CPU"
@@ -355,14 +367,15 @@ class Kind:
         if self.sequence is None:
             return ()
         supplied = []
+        control, *values = self.control
         if not self.sequence.iterative:
             supplied = [
-                SuppliedSpec("START", TensorSpec("start", "INT32", (1,))),
-                SuppliedSpec("READY", TensorSpec("ready", "INT32", (1,))),
-                SuppliedSpec("CORRID", TensorSpec("corrid", "UINT64", (1,))),
+                SuppliedSpec("START", TensorSpec("start", control, (1,)), values=(values[0], values[1])),
+                SuppliedSpec("READY", TensorSpec("ready", control, (1,)), values=(values[0], values[1])),
+                SuppliedSpec("CORRID", TensorSpec("corrid", "BYTES" if self.named else "UINT64", (1,))),
             ]
         if self.mourns:
-            supplied.append(SuppliedSpec("END", TensorSpec("end", "INT32", (1,))))
+            supplied.append(SuppliedSpec("END", TensorSpec("end", control, (1,)), values=(values[0], values[1])))
             supplied.append(SuppliedSpec("END_REASON", TensorSpec("reason", "INT32", (1,))))
         if self.remembers:
             supplied.append(SuppliedSpec("STATE", TensorSpec("state", "INT64", self._state_dims), source="state out"))

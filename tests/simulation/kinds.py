@@ -244,6 +244,27 @@ ECHOES = (  # answers that are used again, and say to which parameters they are 
     Kind("echo", style="worker", caches=True, weight=4),
     Kind("mirror", style="worker", coalesces=True, weight=4),
 )
+ODDITIES = (  # of what batches tell models, and of what they have to be told
+    Kind(
+        "named",
+        named=True,
+        mourns=True,
+        control=("FP32", -1.5, 2.5),
+        sequence=SequenceSpec(max_idle_us=20_000, notices_end=True, ends_with_stream=True),
+        weight=4,
+    ),
+    Kind(
+        "labelled",
+        named=True,
+        remembers="sum",
+        control=("BOOL", 0, 1),
+        sequence=SequenceSpec(direct=False, max_candidates=3, max_idle_us=IDLE_US, states=STATE),
+        weight=4,
+    ),
+    Kind("signed", control=("INT32", 7, -7), sequence=SequenceSpec(max_idle_us=IDLE_US), weight=4),
+    Kind("shaped", shaped=True, batching=DELAYED, weight=4),
+    Kind("torn", ragged=True, clumsy=True, batching=DELAYED, weight=4),
+)
 WORDS = Beside("BYTES", optional=True, dims=(-1,))
 NUMBERS = Beside("INT64", dims=(-1,))
 SKIPPING = step("plain", "x", "y")
@@ -335,9 +356,10 @@ GRAPHS = (
         decoupled=True,
     ),
 )
-ADDED = {"liars": LIARS, "echoes": ECHOES, "graphs": GRAPHS}
-SHARES = {"liars": 0.2, "echoes": 0.2, "graphs": 0.3}  # of simulations that have some of these, beside the others
-KINDS = USUAL | {kind.name: kind for kind in (*LIARS, *ECHOES, *HELPERS, *GRAPHS)}
+ADDED = {"liars": LIARS, "echoes": ECHOES, "oddities": ODDITIES, "graphs": GRAPHS}
+# of simulations that have some of these, beside the others
+SHARES = {"liars": 0.2, "echoes": 0.2, "oddities": 0.3, "graphs": 0.3}
+KINDS = USUAL | {kind.name: kind for kind in (*LIARS, *ECHOES, *ODDITIES, *HELPERS, *GRAPHS)}
 
 
 def depth(kind: Kind) -> int:

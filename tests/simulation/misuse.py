@@ -86,6 +86,10 @@ def look_in_other_ways(batch: Batch, x: np.ndarray, random: Random) -> str:
     """Look at the input as others do; what is wrong with what is seen, empty: nothing."""
     view = batch.input("x")
     assert view is not None
+    if random.random() < 0.3:
+        view.__dlpack__(max_version=(1, 0))  # for nobody
+        if not memoryview(view).readonly:
+            view.__dlpack__()
     if view.__dlpack_device__() != (1, 0):
         return f"x is on device {view.__dlpack_device__()}"
     seen: Any = np.from_dlpack(view) if random.random() < 0.5 else np.frombuffer(memoryview(view), np.int64)

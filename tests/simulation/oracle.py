@@ -468,7 +468,7 @@ class Oracle:
             return text == simulation.executions.faults[call.question]
         if status == INTERNAL and (expected := simulation.executions.spoilt.get(call.question, "")):
             return expected in text
-        if kind.fails and call.question in simulation.executions.failed and status in self._failures(call):
+        if call.question in simulation.executions.failed and status in self._failures(call):
             return True
         if status in (INVALID, CANCELLED) and call.client.sequence_may_end(call, text):
             return True
@@ -487,11 +487,15 @@ class Oracle:
         return call.kind.failure(call.question, len(getattr(call, "x", ()))) if call.kind.steps else ""
 
     def _failures(self, call: Call | Refused) -> tuple[int, ...]:
-        """The statuses that it may have because its execution has failed."""
-        if call.kind.style == "worker":
-            code = code_of(call.question)
-            return STATUS_OF[code], self.simulation.executions.failed_with.get(call.question, STATUS_OF[code])
-        return (INVALID if call.kind.isolates else INTERNAL,)
+        """The statuses that it may have because its execution, or that of a step, has failed."""
+        statuses = []
+        for kind in (KINDS[name] for name in STEPS[call.kind.name]):
+            if kind.fails and kind.style == "worker":
+                usual = STATUS_OF[code_of(call.question)]
+                statuses += [usual, self.simulation.executions.failed_with.get(call.question, usual)]
+            elif kind.fails:
+                statuses.append(INVALID if kind.isolates else INTERNAL)
+        return tuple(statuses)
 
     def _was_executed(self, call: Call) -> bool:
         """Whether the model itself has executed a request, as far as that can be told of one as a whole."""

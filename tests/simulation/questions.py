@@ -296,7 +296,9 @@ def model_metadata(simulation: Simulation, random: Random) -> QuestionSpec:
         batch = (-1,) if spec.max_batch_size else ()
         for given, tensors in ((expected.inputs, spec.inputs), (expected.outputs, spec.outputs)):
             for tensor in tensors:
-                given.add(name=tensor.name, datatype=tensor.datatype, shape=(*batch, *tensor.dims))
+                # a shape tensor says first how many rows there are
+                shape = (tensor.dims[0] + 1,) if tensor.shape_tensor else (*batch, *tensor.dims)
+                given.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
         told = pb.ModelMetadataResponse.FromString(message)
         if KINDS[model].reorders:  # as its version has them
             for tensors in (told.inputs, told.outputs, expected.inputs, expected.outputs):

@@ -60,8 +60,6 @@ ELSEWHERE = {
     "SequenceSpec.drain_seconds": "the operator of the world says when a version ends",
     "StepSpec.optional": "models in ensembles have one input",
     "StepSpec.version": "models have one version",
-    "SuppliedSpec.values": "what stands for no and yes changes nothing but the tensor",
-    "TensorSpec.shape_tensor": "of TensorRT",
 }
 """Fields that no kind sets, and why not."""
 

@@ -322,6 +322,11 @@ class Traces:
             if tensor["name"] == "w":
                 self._check_beside(call, tensor)
                 continue
+            if tensor["name"] == "s":
+                values = np.array(kind.shape_values(call.question), np.int32).tobytes()
+                if tensor["data"] not in (None, values) or tensor["datatype"] != "INT32":
+                    raise Violation(f"{call}: s is {tensor} in its record, not {values!r}")
+                continue
             self._check_tensor(call, tensor, call.x)
         if status == 0 and not (kind.decoupled or call.classes or call.region):
             for tensor in outputs:

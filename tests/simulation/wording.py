@@ -24,6 +24,7 @@ SMALL = 64  # numbers in a tensor that is written out
 NOTES = ("n", 'say "no"', "back\\slash", "\n\x01", "Größe")
 OURS = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout")
 UNKNOWN_FIELD = b"\xa0\x06\x01"  # field 100, a varint
+STRAYS = 1 << 40  # ids of sequences that nobody has begun
 DEEPEST = 100  # groups, one in another, that a message may have
 SAME = (  # parameters that are told apart, although they are much alike
     ("string_param", "1"),
@@ -88,7 +89,11 @@ MALFORMED: tuple[tuple[str, dict[str, object], str], ...] = (
 def reword(random: Random, call: Call, message: pb.ModelInferRequest) -> None:
     """Say the same in another way."""
     if call.region is None:
-        can_write = call.x.size <= SMALL and (call.given is None or bool(call.kind.beside and call.kind.beside.field))
+        can_write = (
+            not call.kind.shaped
+            and call.x.size <= SMALL
+            and (call.given is None or bool(call.kind.beside and call.kind.beside.field))
+        )
         if can_write and random.random() < 0.15:
             del message.raw_input_contents[:]
             contents, values = x_of(message).contents, call.x.reshape(-1).tolist()
@@ -297,6 +302,31 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
     else:
         return data, text
     return data, f"is not a valid inference.ModelInferRequest message of {len(data)} bytes"
+
+
+def lead_astray(random: Random, call: Call, message: pb.ModelInferRequest) -> str:
+    """Have a request that is of no sequence name one in a wrong way, or none; what its refusal says."""
+    kind, said = call.kind, message.parameters
+    assert kind.sequence is not None
+    what = random.choice(("none", "unknown", "unknown", "type"))
+    if kind.sequence.direct and len(call.x) > 1:
+        said["sequence_id"].int64_param = 1
+        return "must specify batch-size 1 due to requirements of sequence batcher"
+    if what == "none":
+        if random.random() < 0.5:
+            said["sequence_id"].string_param = ""
+        return "must specify a non-zero or non-empty correlation ID"
+    is_text = kind.named != (what == "type")
+    number = STRAYS + call.number
+    if is_text:
+        said["sequence_id"].string_param = str(number)
+    else:
+        said["sequence_id"].int64_param = number
+    if what == "type":
+        said["sequence_start"].bool_param = True
+        names = ("BYTES", "UINT64") if is_text else ("UINT64", "BYTES")
+        return f"control 'corrid' data-type is '{names[0]}', but model '{kind.name}' expects '{names[1]}'"
+    return f"for sequence {number} to model '{kind.name}' must specify the START flag on the first request"
 
 
 def clipped(text: str) -> str:
