@@ -419,7 +419,8 @@ class Engine:
         """`index`, and the models of the repositories that were never loaded."""
         known = [entry async for part in slices(self.names) for name in part for entry in self._models.index_of(name)]
         names = {entry.name for entry in known}
-        folders = await on_thread(self._repositories.scan, names)
+        but = names if self._demand is None else {name for name in names if self._models.versions(name)}
+        folders = await on_thread(self._repositories.scan, but)
         repeated = {folder.name for folder in folders if folder.problem == AMBIGUOUS} & names
         if repeated:  # what serves goes on, and is not loaded again
             known = [
@@ -433,7 +434,10 @@ class Engine:
         found = sorted((*known, *others), key=attrgetter("name")) if others else known
         if self._demand is None:
             return found
-        return [self._demanded(entry) async for part in slices(found) for entry in part]
+        there = but.union(folder.name for folder in folders)
+        return [
+            self._demanded(entry) if entry.name in there else entry async for part in slices(found) for entry in part
+        ]
 
     async def statistics(self, versions: Iterable[LoadedVersion]) -> bytes:
         """The statistics of versions since their loads, as an encoded ModelStatisticsResponse."""

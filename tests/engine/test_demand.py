@@ -222,6 +222,19 @@ async def test_the_index_says_why_an_unloaded_model_is_not_loaded_for_requests(t
         assert (entry.state, "no weights" in entry.reason) == ("UNAVAILABLE", True)
 
 
+async def test_the_index_promises_no_load_of_a_model_that_is_in_no_repository_any_more(tmp_path) -> None:
+    async with lazy(tmp_path) as (engine, _shelf):
+        for name in "ab":
+            await engine.bring(name)
+        shutil.rmtree(tmp_path / "a")
+        assert {(each.name, each.state) for each in await engine.repository_index()} >= {("a", "READY"), ("b", "READY")}
+        for name in "ab":
+            await engine.unload(name)
+        told = {each.name: each.reason for each in await engine.repository_index()}
+        assert told == {"a": told["a"], "b": ON_DEMAND, "c": ON_DEMAND} and told["a"] != ON_DEMAND
+        assert (await ask(engine, "a")).status == Status.NOT_FOUND
+
+
 async def test_the_failure_that_is_remembered_is_an_error_anew_for_each_who_asks(tmp_path) -> None:
     """Guards memory: an error that is raised again and again gets longer, and its frames hold what they have made."""
     errors: list[Unavailable] = []
