@@ -528,18 +528,22 @@ class Lifecycle:
 
     def tied(self, names: Iterable[str]) -> list[list[str]]:
         """The models in groups: no loaded ensemble ties a model of one group to a model of another."""
-        group_of: dict[str, list[str]] = {}
-        for name in names:
-            reach = {name, *self._users_of(frozenset((name,))), *self._models.needs(name)}
-            reach.update(*(self._models.needs(user) for user in reach))
-            joined = {id(group): group for each in reach if (group := group_of.get(each)) is not None}
-            largest, *others = sorted(joined.values(), key=len, reverse=True) or [[]]
-            for moved in (*others, [name]):
-                largest.extend(moved)
-            group_of.update(dict.fromkeys((*reach, *largest), largest))
-            for other in others:
-                group_of.update((each, largest) for each, group in tuple(group_of.items()) if group is other)
-        return list({id(group): group for group in group_of.values()}.values())
+        found: dict[int, list[str]] = {}
+        reached: dict[int, set[str]] = {}  # by group, its models and those that ensembles tie to these
+        group_of: dict[str, int] = {}
+        for group, name in enumerate(names):
+            found[group] = [name]
+            reached[group] = {name, *self._users_of(frozenset((name,))), *self._models.needs(name)}
+            reached[group].update(*(self._models.needs(user) for user in reached[group]))
+            joined = {group_of[each] for each in reached[group] if each in group_of}
+            largest = max((group, *joined), key=lambda each: len(reached[each]))
+            for other in sorted({group, *joined} - {largest}):
+                found[largest] += found.pop(other)
+                reached[largest] |= (moved := reached.pop(other))
+                group_of.update(dict.fromkeys(moved, largest))
+            if largest == group:
+                group_of.update(dict.fromkeys(reached[group], group))
+        return list(found.values())
 
     # -- the end --
 

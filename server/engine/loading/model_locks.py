@@ -40,7 +40,8 @@ class ModelLocks:
     """Used on one event loop only."""
 
     def __init__(self) -> None:
-        self._locks: list[ModelLock] = []  # held and waiting ones, in order
+        self._locks: dict[ModelLock, None] = {}  # held and waiting ones, in order
+        self._named: dict[str, dict[ModelLock, None]] = {}  # the same by each of their names
         self._waits: list[tuple[ModelLock, str]] = []  # changes that wait for all locks of a name, later ones included
 
     @asynccontextmanager
@@ -51,18 +52,28 @@ class ModelLocks:
             Deadlock: the lock would wait for `parent`, or for a change that waits for all locks of one of its names.
         """
         wanted = frozenset(names)
-        lock = ModelLock(wanted, parent, [other for other in self._locks if other.names & wanted])
+        lock = ModelLock(wanted, parent, list(self._of(wanted)))
         waiting = [each for each, name in self._waits if name in wanted]
         for each in ([parent] if parent is not None else []) + waiting:
             self._refuse_circle(lock.ahead, each)
-        self._locks.append(lock)
+        self._locks[lock] = None
+        for name in wanted:
+            self._named.setdefault(name, {})[lock] = None
         try:
             for other in lock.ahead:
                 await other.over.wait()
             yield lock
         finally:
-            self._locks.remove(lock)
+            del self._locks[lock]
+            for name in wanted:
+                del self._named[name][lock]
+                if not self._named[name]:
+                    del self._named[name]
             lock.over.set()
+
+    def _of(self, names: Iterable[str]) -> dict[ModelLock, None]:
+        """The locks that have one of these names."""
+        return {lock: None for name in names for lock in self._named.get(name, ())}
 
     @contextmanager
     def waiting(self, waiter: ModelLock, name: str) -> Iterator[None]:
@@ -71,7 +82,7 @@ class ModelLocks:
         Raises:
             Deadlock: one of these changes waits for `waiter`.
         """
-        self._refuse_circle([lock for lock in self._locks if name in lock.names], waiter)
+        self._refuse_circle(self._of((name,)), waiter)
         wait = (waiter, name)
         self._waits.append(wait)
         try:
@@ -81,16 +92,18 @@ class ModelLocks:
 
     def ahead(self, names: Iterable[str]) -> frozenset[str]:
         """The names, and the names of all changes for which a lock of them would wait now."""
-        found, left = frozenset(names), True
+        found = set(names)
+        left = list(found)
         while left:
-            more = found.union(*(lock.names for lock in self._locks if lock.names & found))
-            left, found = more != found, more
-        return found
+            more = frozenset[str]().union(*(lock.names for lock in self._of((left.pop(),)))) - found
+            found |= more
+            left.extend(more)
+        return frozenset(found)
 
     async def idle(self) -> None:
         """Return when no lock is held or waited for."""
         while self._locks:
-            await self._locks[-1].over.wait()
+            await next(reversed(self._locks)).over.wait()
 
     def _refuse_circle(self, locks: Iterable[ModelLock], end: ModelLock) -> None:
         """Raises Deadlock if one of `locks` is `end`, or waits for it directly or through others."""
@@ -101,8 +114,8 @@ class ModelLocks:
             if lock is end:
                 raise Deadlock(_names_of(before, before[end]))
             awaited = {name for waiter, name in self._waits if waiter is lock}
-            children = [other for other in self._locks if other.parent is lock or other.names & awaited]
-            for other in (*lock.ahead, *children):
+            children = [other for other in self._locks if other.parent is lock]
+            for other in (*lock.ahead, *children, *self._of(awaited)):
                 if not other.over.is_set() and other not in before:
                     before[other] = lock
                     open_.append(other)
