@@ -152,6 +152,7 @@ class Desk:
             policy=simulation.secure.policy(),
             connections=policy,
             max_held_bytes=limits["max_held_bytes"],
+            clients=simulation.quota.limits,
             compression_level=limits["compression"],
             io_threads=threads,
         )

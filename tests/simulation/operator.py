@@ -538,6 +538,7 @@ class Operator:
         self._under_way = 0
         self.is_stopping = False
         self._unloaded_ns: dict[str, int] = {}  # when a model was unloaded last
+        self._outdated: set[str] = set()  # models whose last load has failed
         scale = simulation.scale
         mode = ControlMode.EXPLICIT
         if simulation.demand.on:
@@ -625,7 +626,7 @@ class Operator:
         if simulation.kinds[name].steps or self._is_step(name):
             return  # the engine's own rules find what does not fit together, before
         simulation.tell("operator", f"has a wrong configuration of '{name}'")
-        self._ask(name, self._blunder(name, simulation.shelf.spoil(name)), "load")
+        self._ask(name, self._blunder(name, simulation.shelf.spoil(name)), "wrong load")
 
     async def _blunder(self, name: str, box: Box) -> None:
         shop, shelf = self._simulation.shop, self._simulation.shelf
@@ -680,8 +681,11 @@ class Operator:
             await work
             if what == "unload":
                 self._unloaded_ns[name] = self._simulation.world.now()
+            elif what == "load":
+                self._outdated.discard(name)
         except ServerError as error:
             text = str(error)
+            self._outdated.add(name)
             self._simulation.tell("operator", f"hears of the {what} of '{name}': {text}")
             is_moody = self._is_moody or self._simulation.graphics.is_moody
             lacks_step = LACKS_STEP in text and (is_moody or self._lacks(text, began_ns))
@@ -753,6 +757,8 @@ class Operator:
             return
         for name, version in simulation.versions.items():
             generation = simulation.shelf.generation_of(name)
+            if name in self._outdated:
+                continue  # a load has failed, perhaps by a wrong configuration, and the operator did not try again
             if not version.kind.steps and version.backend.generation != generation:
                 raise Violation(
                     f"{version.prefix} is of files {version.backend.generation}, and there are {generation}"

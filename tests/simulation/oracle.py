@@ -317,6 +317,7 @@ class Oracle:
             allowed = allowed or (status == RESET + ENHANCE_YOUR_CALM and self._may_evict(talk))
             allowed = allowed or self._may_seem_slow(status, text)
             allowed = allowed or (status == EXHAUSTED and self._kept_waiting(talk, text, now))
+        allowed = allowed or simulation.quota.explains(talk.client.end.address, status, unquote(text))
         if not allowed and talk.ends_on_error and 0 < status < RESET:
             allowed = any(self._may(call, status, text, now) for call in (*talk.open, *talk.whole.values()))
         if OK < status < RESET:
@@ -341,7 +342,12 @@ class Oracle:
             allowed = allowed or self._may_seem_slow(status, text) or self._was_slow(question, text)
         else:
             is_failure = status in (EXHAUSTED, INTERNAL, UNAVAILABLE) or status > RESET
-            allowed = may_fail(question, status, text) or simulation.rights.may_refuse_question(question, status, text)
+            allowed = simulation.quota.explains(question.client.end.address, status, text)
+            allowed = (
+                allowed
+                or may_fail(question, status, text)
+                or simulation.rights.may_refuse_question(question, status, text)
+            )
             allowed = allowed or (is_failure and simulation.is_faulty and simulation.bounds.names_fault(question, text))
             allowed = allowed or (status == EXHAUSTED and simulation.bounds.holds_too_much(text))
             allowed = allowed or (status == RESET + ENHANCE_YOUR_CALM and self._may_evict(question))
@@ -417,6 +423,8 @@ class Oracle:
         text = IN_ENSEMBLE.sub("", text)
         if call.lost and status < RESET:
             return status != UNKNOWN
+        if status == EXHAUSTED and self.simulation.quota.explains(call.client.end.address, status, unquote(text)):
+            return True
         if status == INTERNAL and text == TOO_MANY.format(kind.name):
             return call.too_many
         if status == UNAVAILABLE and text in ENDS:

@@ -44,6 +44,7 @@ from tests.simulation.operator import Operator, Shelf, Shop, forget_shop, make_e
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import Town
 from tests.simulation.questions import Questions
+from tests.simulation.quotas import Quota
 from tests.simulation.registrar import Registrar
 from tests.simulation.remote import Remote, forget_remote
 from tests.simulation.reports import Reports
@@ -235,6 +236,7 @@ class Simulation:
         self.service = self.engine.infer
         self.rights = Rights(self)
         self.reports = Reports(self)
+        self.quota = Quota(self)
         self.forwarding = Forwarding(self)
         self.service.stream_window = 6
         self.town = Town(self)
@@ -499,6 +501,7 @@ class Simulation:
                     continue
                 if not self.endpoint.ledger_agrees():
                     raise Violation("the sums of the ledger do not agree")
+                self.quota.look(self.uses)
                 if problem := audit_connections(self.endpoint, self.uses) or audit_memos(self.service.entrance):
                     raise Violation(problem)
         self.world.set_faults(0)
