@@ -61,11 +61,22 @@ CUresult cuDevicePrimaryCtxRelease_v2(int device) {
     SIMPLE(device >= 0 && device < devices,
            if (retained[device] == 0) result = INVALID_CONTEXT; else retained[device]--);
 }
+/* These two say nothing of the device: a thread can leave one that is lost. */
+static CUresult enter_anyway(const char *name) {
+    CUresult result = enter(name);
+    return current_device >= 0 && result == sticky[current_device] ? OK : result;
+}
 CUresult cuCtxSetCurrent(void *context) {
-    SIMPLE(1, current_device = context ? (int)((int *)context - retained) : -1);
+    pthread_mutex_lock(&guard);
+    CUresult result = enter_anyway(__func__);
+    if (result == OK) current_device = context ? (int)((int *)context - retained) : -1;
+    LEAVE;
 }
 CUresult cuCtxGetCurrent(void **context) {
-    SIMPLE(context, *context = current_device < 0 ? NULL : &retained[current_device]);
+    pthread_mutex_lock(&guard);
+    CUresult result = context ? enter_anyway(__func__) : INVALID_VALUE;
+    if (result == OK) *context = current_device < 0 ? NULL : &retained[current_device];
+    LEAVE;
 }
 static _Thread_local int below[8], depth;
 CUresult cuCtxPushCurrent_v2(void *context) {

@@ -165,6 +165,26 @@ class Devices:
         else:
             raise Violation(f"'{text}' is not said")
 
+    def _refuse_each(self, act: Callable[[], Any]) -> None:
+        """Do something in which each take of native memory is refused, one after the other, until none is."""
+        world = self._simulation.world
+        if self._simulation.is_faulty or not self._exact:
+            return
+        for take in range(1, 100):
+            refused = world.failed_takes
+            may_fail = world.may_fail(1)
+            world.fail_at(take, 1)
+            try:
+                act()
+            except MemoryError:
+                continue
+            finally:
+                world.fail_at(0, 0)
+                world.may_fail(may_fail)
+            if world.failed_takes == refused:
+                return
+        raise Violation("memory is refused a hundred times")
+
     # -- what a device is --
 
     def _look(self) -> None:
@@ -223,6 +243,8 @@ class Devices:
         kind = random.choice((PageLocked, DevicePool))
         retain = "cuDevicePrimaryCtxRetain"
         self._ask(lambda: kind(gpu, SLAB) and None, None, retain, (retain,))
+        with self._nothing_left():
+            self._refuse_each(lambda: kind(gpu, SLAB) and None)
 
     def _take(self, gpu: Device) -> None:
         size = self._random.choice((1, 100, SLAB))
@@ -291,6 +313,9 @@ class Devices:
                 if regions.count and not regions.remove(3, CUDA, "a"):
                     raise Violation("a region is not removed")
         self._fail("cuStreamCreateWithPriority", "cuStreamCreateWithPriority", add)
+        self._refuse_each(add)
+        if regions.count and not regions.remove(3, CUDA, "a"):
+            raise Violation("a region is not removed")
         if regions.count or regions.byte_size:
             raise Violation(f"{regions.count} regions of {regions.byte_size} bytes, and all were refused")
         add(size=max(1, size - 1))

@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import struct
+from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,14 @@ from tests.simulation.world import NEVER, WorldThread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from random import Random
 
     from inferd._native.memory.shm import Regions
     from tests.simulation.world import World
 
 
 DEVICES = 2  # of models
+LOST, LOST_NAME = 700, "CUDA_ERROR_ILLEGAL_ADDRESS"
+LOST_TEXT = re.compile(r"CUDA device (\d+) is lost and the server has to be restarted: ")
 MOST_OPENED = 16  # of the streams that the driver has
 EXPORTED = struct.Struct("<IiiiQQ32x")  # a handle of the driver: see gpu_stub/ipc.c; and which one it is
 MAGIC = 0x43554442
@@ -72,11 +74,13 @@ class Graphics:
     Args:
         world: of their threads.
         random: says what they are like, and what fails.
+        losing: says when they fail for good; None: never.
         told: see `Unforeseen`.
     """
 
-    def __init__(self, world: World, random: Random, told: Mapping[str, str]) -> None:
+    def __init__(self, world: World, random: Random, losing: Random | None, told: Mapping[str, str]) -> None:
         self._world = world
+        self._losing = losing
         self._told = told  # what the server's log says, by the marks that clients hear
         self._random = random
         self.stub = gpu_stub.load()
@@ -89,6 +93,8 @@ class Graphics:
         self._handles = 0
         self._planted: set[tuple[str, str, str]] = set()  # calls that were to fail, with their errors
         self._broken: set[str] = set()  # kernels
+        self._expected: set[str] = set()  # texts of errors that models make
+        self._lost_ns: dict[int, int] = {}  # when devices have failed for good
         self._full_ns = -1  # when the devices had no memory left last
         sizes = {number: random.choice(POOLS) for number in range(DEVICES)}
         limits = random.choice(({}, {0: 1.0}, {0: 0.99, 1: 0.99}))
@@ -121,9 +127,32 @@ class Graphics:
         self._broken.add(text)
         raise kind(text)
 
+    def expect(self, text: str) -> None:
+        """A model errs, so that requests fail with this text."""
+        self._expected.add(text)
+
+    def has_lost(self, ordinal: int) -> bool:
+        """Whether this device has failed for good."""
+        return ordinal in self._lost_ns
+
+    @property
+    def lost(self) -> bool:
+        """Whether any device has."""
+        return bool(self._lost_ns)
+
+    def _lose(self, ordinal: int) -> str:
+        """A device fails for good."""
+        self._lost_ns[ordinal] = self._world.now()
+        self.stub.lib.stub_break(ordinal, LOST)
+        return f"device {ordinal} fails for good"
+
     def disturb(self) -> str:
         """Have a call of the driver fail, one of the next, or devices have no memory for a while; in words."""
         self.note_memory()
+        if self._losing is not None and self._losing.random() < 0.2:
+            ordinal = self._losing.randrange(DEVICES)
+            if ordinal not in self._lost_ns:
+                return self._lose(ordinal)
         deed = self._random.random()
         if deed < 0.2:
             is_full = self._full_ns < NEVER
@@ -141,6 +170,8 @@ class Graphics:
         """Whether what fails on a device explains this error of something that began then."""
         if found := MARK.search(text):
             text = self._told.get(found[1], "")
+        if self._is_of_lost(text) or text in self._expected:
+            return True
         if found := CALL_FAILED.search(text):
             no_memory = found[1] == "cuMemAlloc_v2" and found[2] == NAMES[OUT_OF_MEMORY]
             return found.groups() in self._planted or (no_memory and self._full_ns >= since_ns)
@@ -152,10 +183,19 @@ class Graphics:
             return found[0] in self._broken
         return False
 
+    def _is_of_lost(self, text: str) -> bool:
+        """Whether it is an error of a device that has failed for good."""
+        if found := LOST_TEXT.search(text):
+            return int(found[1]) in self._lost_ns and f"{LOST_NAME} ({LOST})" in text
+        found = CALL_FAILED.search(text)
+        if found is not None and found[2] == LOST_NAME:
+            return self.lost
+        return self.lost and bool(NOT_COPIED.search(text) or NO_MEMORY.search(text))
+
     @property
     def is_moody(self) -> bool:
         """Whether anything has been made to fail."""
-        return bool(self._planted) or self._full_ns >= 0
+        return bool(self._planted) or self._full_ns >= 0 or self.lost
 
     def note_memory(self) -> None:
         """Check the figures of the pools.
@@ -202,7 +242,7 @@ class Graphics:
         try:
             add_cuda(regions, SHARED, "refused", handle, device, size, trusted=True)
         except CudaError as error:
-            if function not in str(error):
+            if function not in str(error) and not self._is_of_lost(str(error)):
                 raise Violation(f"the driver refuses {function}, and its user hears: {error}") from error
         else:
             raise Violation(f"the driver refuses {function}, and memory is registered")
@@ -228,7 +268,8 @@ class Graphics:
         self.gpus.trim()
         if kept := {name: usage for name, usage in self.gpus.usage().items() if usage["used"] or usage["held"]}:
             raise Violation(f"memory is left in use: {kept}")
-        if found := self.stub.leftovers():
+        found = self.stub.violations() if self.lost else self.stub.leftovers()
+        if found:
             raise Violation(f"the driver: {found}")
         if self.stub.current_context() is not None:
             raise Violation("the context of a device is current on the thread of the event loop")

@@ -268,6 +268,11 @@ class Kind:
         return [*self.factors(number), *(["v"] if self.beside else [])]
 
     @property
+    def is_of_one_shape(self) -> bool:
+        """Whether all its inputs are there in each batch, with a shape that a CUDA graph can have."""
+        return not (self.ragged or (self.beside is not None and self.beside.optional))
+
+    @property
     def repeats(self) -> bool:
         """Whether a request may be executed more than once."""
         return self.sequence is not None and self.sequence.iterative

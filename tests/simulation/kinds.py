@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -356,10 +357,26 @@ GRAPHS = (
         decoupled=True,
     ),
 )
-ADDED = {"liars": LIARS, "echoes": ECHOES, "oddities": ODDITIES, "graphs": GRAPHS}
+# what else models on GPUs may be like
+ON_GPUS = tuple(
+    replace(each, style="gpu", factor=1, weight=4)
+    for each in (
+        Kind("gpu pair", beside=Beside("FP32", dims=(2, -1)), more=(("z", 3),)),
+        Kind("gpu option", beside=Beside("INT16", optional=True, dims=(3,)), batching=DELAYED),
+        Kind("gpu shaped", beside=Beside("UINT8", dims=(4,), model_shape=(2, 2))),
+        Kind("gpu flat", flat=True, batching=None),
+        Kind("gpu alone", flat=True, batching=None, beside=Beside("INT64", dims=(-1,))),
+        Kind("gpu padded", padded=True, batching=DELAYED),
+        Kind("gpu ragged", ragged=True, batching=DELAYED),
+        Kind("gpu clumsy", clumsy=True),
+        Kind("gpu sums", remembers="sum", sequence=SequenceSpec(direct=False, max_idle_us=IDLE_US, states=STATE)),
+        Kind("gpu slots", remembers="sum", sequence=SequenceSpec(max_idle_us=IDLE_US, states=STATE)),
+    )
+)
+ADDED = {"liars": LIARS, "echoes": ECHOES, "oddities": ODDITIES, "graphs": GRAPHS, "models on GPUs": ON_GPUS}
 # of simulations that have some of these, beside the others
-SHARES = {"liars": 0.2, "echoes": 0.2, "oddities": 0.3, "graphs": 0.3}
-KINDS = USUAL | {kind.name: kind for kind in (*LIARS, *ECHOES, *ODDITIES, *HELPERS, *GRAPHS)}
+SHARES = {"liars": 0.2, "echoes": 0.2, "oddities": 0.3, "graphs": 0.3, "models on GPUs": 0.25}
+KINDS = USUAL | {kind.name: kind for kind in (*LIARS, *ECHOES, *ODDITIES, *HELPERS, *GRAPHS, *ON_GPUS)}
 
 
 def depth(kind: Kind) -> int:

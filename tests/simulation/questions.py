@@ -252,7 +252,11 @@ def ready(simulation: Simulation, _: Random) -> QuestionSpec:
         is_ready = pb.ServerReadyResponse.FromString(message).ready
         there = all(question.was_there(name) for name in simulation.kinds)
         # a model whose newer files do not load is not ready, though its older version serves
-        if not is_ready and there and not (simulation.operator.is_stopping or simulation.shelf.moody):
+        if (
+            not is_ready
+            and there
+            and not (simulation.operator.is_stopping or simulation.shelf.moody or simulation.graphics.lost)
+        ):
             raise Violation(f"{question}: the server is not ready, and has all models")
 
     return QuestionSpec("ServerReady", b"", answers=judge)
@@ -265,6 +269,8 @@ def model_ready(simulation: Simulation, random: Random) -> QuestionSpec:
     def judge(question: Question, message: bytes) -> None:
         is_ready = pb.ModelReadyResponse.FromString(message).ready
         there = question.was_there(model)
+        if simulation.graphics.lost and any(KINDS[name].style == "gpu" for name in STEPS.get(model, ())):
+            return  # one whose device is lost is not ready
         if simulation.demand.on and not there:
             return  # a request would load it, or its load has failed before
         if there is not None and is_ready != (there and version != "2"):

@@ -213,7 +213,8 @@ class Simulation:
         self.warming: set[str] = set()  # prefixes of versions that warm up
         self.unforeseen = Unforeseen.of_server()
         hook(world)
-        self.graphics = Graphics(world, Random(f"{seed} graphics"), self.unforeseen.told)
+        losing = Random(f"{seed} losing") if self.has("lost devices", 0.3, when=scale.operator) else None
+        self.graphics = Graphics(world, Random(f"{seed} graphics"), losing, self.unforeseen.told)
         engine_instances.threading = threads_of(  # type: ignore[assignment]
             world, self._refuses_thread, self.graphics, self.warming
         )
@@ -636,23 +637,24 @@ def simulate(world: World, seed: int, scale: Scale | None = None, keep: int = -1
     outcome.story = world.story
     outcome.log = simulation.story.text() if simulation.story.on else ""
     if not outcome.problem:
+        has_lost = simulation.graphics.lost
         del simulation
         forget_shop()
         forget_door()
         forget_remote()
         del engine_instances.threading, inferd._native.gpu.instance.threading  # type: ignore[attr-defined]
-        outcome.problem = left_over(before, world)
+        outcome.problem = left_over(before, world, has_lost=has_lost)
     return outcome
 
 
-def left_over(before: dict[str, int], world: World) -> str:
-    """The native objects that are left, as a sentence; empty: none."""
+def left_over(before: dict[str, int], world: World, *, has_lost: bool) -> str:
+    """The native objects that are left, as a sentence; empty: none. A device that was lost keeps what it has."""
     gc.collect()
     while world.runnable():
         world.run()  # what is closed slowly
     after = live_counters()
     more = {name: count - before[name] for name, count in after.items() if count != before[name]}
     free_kept(MOST_IDLE)
-    drivers = "" if more else "; ".join(gpu_stub.load().report())
+    drivers = "" if more or has_lost else "; ".join(gpu_stub.load().report())
     left = f"native objects: {more}" if more else drivers or world.taken
     return f"of the server is left: {left}" if left else ""
