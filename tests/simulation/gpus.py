@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 DEVICES = 2  # of models
-LOST, LOST_NAME = 700, "CUDA_ERROR_ILLEGAL_ADDRESS"
+LOST = (214, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721)  # errors after which a device has to go
 LOST_TEXT = re.compile(r"CUDA device (\d+) is lost and the server has to be restarted: ")
 MOST_OPENED = 16  # of the streams that the driver has
 EXPORTED = struct.Struct("<IiiiQQ32x")  # a handle of the driver: see gpu_stub/ipc.c; and which one it is
@@ -57,7 +57,7 @@ SERVING = (  # calls that may fail while models serve and are loaded
     "cuStreamBeginCapture_v2",
     "cuGraphInstantiateWithFlags",
 )
-CALL_FAILED = re.compile(r"(cu\w+): (\w+) \((\d+)\): ")
+CALL_FAILED = re.compile(r"(cu\w+): ([\w ]+) \((\d+)\): ")
 NO_MEMORY = re.compile(
     r"no device memory: asked for |no memory on device \d+ for the \d+ bytes of output|memory limit set for GPU"
 )
@@ -94,7 +94,7 @@ class Graphics:
         self._planted: set[tuple[str, str, str]] = set()  # calls that were to fail, with their errors
         self._broken: set[str] = set()  # kernels
         self._expected: set[str] = set()  # texts of errors that models make
-        self._lost_ns: dict[int, int] = {}  # when devices have failed for good
+        self._lost: dict[int, int] = {}  # devices that have failed for good, and their errors
         self._full_ns = -1  # when the devices had no memory left last
         sizes = {number: random.choice(POOLS) for number in range(DEVICES)}
         limits = random.choice(({}, {0: 1.0}, {0: 0.99, 1: 0.99}))
@@ -133,26 +133,26 @@ class Graphics:
 
     def has_lost(self, ordinal: int) -> bool:
         """Whether this device has failed for good."""
-        return ordinal in self._lost_ns
+        return ordinal in self._lost
 
     @property
     def lost(self) -> bool:
         """Whether any device has."""
-        return bool(self._lost_ns)
+        return bool(self._lost)
 
-    def _lose(self, ordinal: int) -> str:
+    def _lose(self, ordinal: int, code: int) -> str:
         """A device fails for good."""
-        self._lost_ns[ordinal] = self._world.now()
-        self.stub.lib.stub_break(ordinal, LOST)
-        return f"device {ordinal} fails for good"
+        self._lost[ordinal] = code
+        self.stub.lib.stub_break(ordinal, code)
+        return f"device {ordinal} fails for good, with error {code}"
 
     def disturb(self) -> str:
         """Have a call of the driver fail, one of the next, or devices have no memory for a while; in words."""
         self.note_memory()
         if self._losing is not None and self._losing.random() < 0.2:
             ordinal = self._losing.randrange(DEVICES)
-            if ordinal not in self._lost_ns:
-                return self._lose(ordinal)
+            if ordinal not in self._lost:
+                return self._lose(ordinal, self._losing.choice(LOST))
         deed = self._random.random()
         if deed < 0.2:
             is_full = self._full_ns < NEVER
@@ -186,10 +186,10 @@ class Graphics:
     def _is_of_lost(self, text: str) -> bool:
         """Whether it is an error of a device that has failed for good."""
         if found := LOST_TEXT.search(text):
-            return int(found[1]) in self._lost_ns and f"{LOST_NAME} ({LOST})" in text
+            return f" ({self._lost.get(int(found[1]))}): " in text
         found = CALL_FAILED.search(text)
-        if found is not None and found[2] == LOST_NAME:
-            return self.lost
+        if found is not None and int(found[3]) in self._lost.values():
+            return True
         return self.lost and bool(NOT_COPIED.search(text) or NO_MEMORY.search(text))
 
     @property
