@@ -53,7 +53,7 @@ class Devices:
         self._graphics = simulation.graphics
         self._stub = simulation.graphics.stub
         self._ordinal = simulation.graphics.spare
-        self._random = Random(f"{simulation.outcome.seed} device users")
+        self._random = Random(f"{simulation.outcome.seed} users of a device")
         self._on = simulation.has("device users", SHARE, when=not simulation.disturbs)
         self._exact = not simulation.preempts  # no other thread runs meanwhile
         self.was_refusing = False  # native memory, when it was asked for last
