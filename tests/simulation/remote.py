@@ -14,6 +14,7 @@ import redis
 import inferd.server.engine.caching.redis_store as redis_store
 from inferd.server.caching import LocalCache, RedisCache
 from inferd_client.pb import grpc_service_pb2 as pb
+from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
     from inferd.server.caching import CacheConfig
@@ -26,6 +27,7 @@ SLOW = 0.5  # seconds that one takes that is too slow
 NOTES = {"said": "in Redis", "share": 0.25, "known": True, "count": -7, "size": 1 << 63}  # in responses that it gives
 FIELDS = {str: "string_param", float: "double_param", bool: "bool_param", int: "int64_param"}
 PREFIX = "simulated"
+FEW = 10  # answers, of which some come to who has asked
 
 
 class Remote:
@@ -40,6 +42,8 @@ class Remote:
         self._simulation = simulation
         self._random = random = Random(f"{simulation.outcome.seed} remote")
         self._values: dict[str, tuple[bytes, float]] = {}  # and when they are forgotten
+        self._unsound: set[str] = set()  # of these
+        self._asked = self._given = 0  # how often it was asked, and has had a sound answer
         self._times = random.sample(TIMES, 2)
         self._fails = random.choice((0, 0, 0.02, 0.2)) if self.on else 0
         self._spoils = random.choice((0, 0.1, 0.3))
@@ -56,6 +60,18 @@ class Remote:
     def slack_ns(self) -> int:
         """How long an answer may be on its way to Redis and from there."""
         return int(4 * TIMEOUT * 1e9) if self.on else 0
+
+    def end(self) -> None:
+        """All is over.
+
+        Raises:
+            Violation: the server has not asked, or has made nothing of what it was given.
+        """
+        reuse = self._simulation.service.reuse()
+        if self.on and reuse["misses"] >= FEW and not self._asked:
+            raise Violation(f"Redis is never asked, and the cache has {reuse}")
+        if self.on and self._given >= FEW and not reuse["hits"]:
+            raise Violation(f"Redis has given {self._given} answers, and the cache has {reuse}")
 
     # -- what the store asks
 
@@ -74,9 +90,13 @@ class Remote:
 
     async def get(self, key: str) -> bytes | None:
         """See `redis.asyncio.Redis`."""
+        self._asked += 1
         await self._take_time()
         value, until = self._values.get(key, (None, 0.0))
-        return value if value is not None and asyncio.get_running_loop().time() < until else None
+        if value is None or asyncio.get_running_loop().time() >= until:
+            return None
+        self._given += key not in self._unsound
+        return value
 
     async def set(self, key: str, value: bytes, px: int | None) -> None:
         """See `redis.asyncio.Redis`."""
@@ -84,6 +104,7 @@ class Remote:
         until = float("inf") if px is None else asyncio.get_running_loop().time() + px / 1000
         is_spoilt = self._random.random() < self._spoils
         self._values[key] = (self._spoilt(key, value) if is_spoilt else noted(key, value)), until
+        (self._unsound.add if is_spoilt else self._unsound.discard)(key)
 
     async def aclose(self) -> None:
         """See `redis.asyncio.Redis`."""

@@ -532,6 +532,7 @@ class Simulation:
         self.traces.end()
         self.oracle.end()
         self.reports.end()
+        self.remote.end()
         self.books.check(self.kinds)
         if self.unforeseen.first and not self.is_faulty:
             raise Violation(f"the server logs what nobody has foreseen: {self.unforeseen.first}")

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 SHARE = 0.25  # of simulations that have some
 TRIALS = 3  # at a time
 MESSAGES = 12  # in a trial
+VERY_MANY = 300  # elements of one kind: they take more memory than is kept for the next message
 TEXTS = ("", "x", "größe", "語", "\U0001f600", "\ud7ff\ue000", "\u0800\uffff", "\U00010000\U0010ffff", "n" * 130)
 NO_TEXTS = (b"\x80", b"\xc1\x81", b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80")
 NO_TEXTS += (b"\xf5\x80\x80\x80", b"\xe2\x82", b"\xe2\x28\xa1", b"\xf0\x90\x28\xbc", b"\xf0\x90\x80\x28", b"a\xffb")
@@ -133,6 +134,9 @@ def request_of(random: Random) -> bytes:
     data = bytearray()
     for _ in range(random.randrange(6)):
         data += random.choice((_text_field, _parameter, _input, _output, _raw, _unknown))(random)
+    if random.random() < 0.05:
+        part = random.choice((_parameter, _input, _output, _raw))(random)
+        data += random.choice((part * VERY_MANY, _sized(5, _sized(3, bytes([1]) * 8 * VERY_MANY, random), random)))
     damage = random.random()
     if data and damage < 0.2:
         del data[random.randrange(len(data)) :]
