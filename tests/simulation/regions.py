@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.clients import Call, Client
 
 SLOT = 4096  # bytes for a tensor
+SHIFTS = (0, 0, 0, 64, 256)  # of tensors in their slots: a GPU works in place on what is aligned
 SLOTS = 32  # of a region; each is used once, so that nobody writes to what an abandoned request may read
 REGIONS = 256  # of a client, one after the other, that have places of their own under the same name: what was to use
 # one that is gone may come to the next
@@ -73,20 +74,29 @@ class Region:
     def put(self, call: Call, message: pb.ModelInferRequest, *, output: bool) -> None:
         """Have the input of a request lie here, and its output, too, if that is wanted."""
         self.calls.append(call)
-        self._inputs[call.number] = SLOT * self._used
-        os.pwrite(self.fd, call.x.tobytes(), SLOT * self._used)
+        random = Random(f"{self.client.simulation.outcome.seed} call {call.number} placed")
+        at = self._inputs[call.number] = self._place(random, call)
+        os.pwrite(self.fd, call.x.tobytes(), at)
         del message.raw_input_contents[0]
-        self._refer(message.inputs[0].parameters, call.x.nbytes)
+        self._refer(message.inputs[0].parameters, at, call.x.nbytes)
         if output:
-            call.answer_at = SLOT * self._used
-            self._refer(message.outputs.add(name="y").parameters, SLOT)
+            # a model on a GPU may have its output where its input is
+            is_same = call.kind.style == "gpu" and not (call.kind.reuses or call.kind.splits) and random.random() < 0.2
+            call.answer_at = at if is_same else self._place(random, call)
+            size = call.x.nbytes if is_same or random.random() < 0.3 else SLOT - call.answer_at % SLOT
+            self._refer(message.outputs.add(name="y").parameters, call.answer_at, size)
         call.region = self
 
-    def _refer(self, parameters: object, size: int) -> None:
+    def _place(self, random: Random, call: Call) -> int:
+        """Where a tensor of a call may lie: in a slot of its own, mostly at its beginning."""
+        self._used += 1
+        shift = random.choice(SHIFTS)
+        return SLOT * (self._used - 1) + (shift if call.x.nbytes + shift <= SLOT else 0)
+
+    def _refer(self, parameters: object, at: int, size: int) -> None:
         parameters["shared_memory_region"].string_param = self.name  # type: ignore
         parameters["shared_memory_byte_size"].int64_param = size  # type: ignore
-        parameters["shared_memory_offset"].int64_param = SLOT * self._used  # type: ignore
-        self._used += 1
+        parameters["shared_memory_offset"].int64_param = at  # type: ignore
 
     def read(self, call: Call) -> bytes:
         """The output of a request."""
@@ -96,13 +106,19 @@ class Region:
         """A change in this region that nobody may make, now that a request is over; empty: none."""
         given = call.x.tobytes()
         at = self._inputs[call.number]
-        if os.pread(self.fd, len(given), at) != given:
+        if at != call.answer_at and os.pread(self.fd, len(given), at) != given:
             return "its input has changed"
-        if os.pread(self.fd, SLOT - len(given), at + len(given)).strip(b"\0"):
-            return "something is written behind its input"
-        if call.answer_at >= 0 and os.pread(self.fd, SLOT - len(given), call.answer_at + len(given)).strip(b"\0"):
-            return "something is written behind its output"
+        if self._is_written_beside(at, len(given)):
+            return "something is written beside its input"
+        if call.answer_at >= 0 and self._is_written_beside(call.answer_at, len(given)):
+            return "something is written beside its output"
         return ""
+
+    def _is_written_beside(self, at: int, size: int) -> bool:
+        """Whether anything but this tensor is in its slot."""
+        before = at % SLOT
+        slot = os.pread(self.fd, SLOT, at - before)
+        return bool((slot[:before] + slot[before + size :]).strip(b"\0"))
 
     def spoil(self, *, truncate: bool) -> None:
         """Take it away, or make it shorter, whoever uses it; memory of a device has a size that stays."""

@@ -36,7 +36,7 @@ from tests.simulation.histories import make_histories
 from tests.simulation.hostile import Hostile
 from tests.simulation.inspection import list_regions, read_metrics
 from tests.simulation.kind import Kind
-from tests.simulation.kinds import ADDED, CHOSEN, KINDS, MADE, SHARES, STEPS, USUAL, kinds_with_steps
+from tests.simulation.kinds import ADDED, CHOSEN, KINDS, MADE, ON_GPUS, SHARES, STEPS, USUAL, kinds_with_steps
 from tests.simulation.library import Library
 from tests.simulation.lodgers import Lodgers
 from tests.simulation.models import Executions, Version, threads_of
@@ -68,6 +68,7 @@ PATIENCE = 900 * SECOND  # in which something must be answered while calls are o
 JUMP = 2 * SECOND  # that the machine stands still, at most: less than what is given to slow peers
 PARTS = 5.0  # seconds in which the door tells its peers that it ends, and they part
 SETTLES = 0.01  # seconds, after which it is looked whether all is said and heard
+SHARING_ON_GPUS = 0.4  # how often tensors lie in regions, at least, where models are that are on GPUs alone
 COLLECT = 5000  # steps: when the collector runs must not depend on what threads did before they joined the world
 PRESSED = 200 * US  # that a client does late what it wants to do
 STANDS_PPM = 1000  # how often it does, of a million steps
@@ -207,6 +208,8 @@ class Simulation:
         ttl = self._draw("ttl", 0, 0.01)
         self.ttl_ns = int(ttl * SECOND)  # of an answer that is kept; 0: any
         names = scale.models or self._added(self._choose())
+        if scale.regions and any(kind.name in names for kind in ON_GPUS):
+            self.sharing, self.on_devices = max(self.sharing, SHARING_ON_GPUS), True
         self.known: dict[str, Kind] = {name: KINDS[name] for name in kinds_with_steps({n: KINDS[n] for n in names})}
         self.kinds = {name: kind for name, kind in self.known.items() if name not in scale.removed}
         self.outcome.models = tuple(self.kinds)

@@ -21,6 +21,7 @@ from inferd_client.pb import grpc_service_pb2 as pb
 from tests.native import classes
 from tests.native.official import check
 from tests.simulation.lines import try_lines
+from tests.simulation.tried_memory import try_arenas
 from tests.simulation.tried_orders import try_alarms, try_full_queues, try_many_turns
 from tests.simulation.tried_rules import try_access, try_patterns, try_versions
 from tests.simulation.tried_texts import (
@@ -391,6 +392,7 @@ IN_TURN = (
     try_alarms,
     try_lines,
     try_headers,
+    try_arenas,
     try_versions,
     try_full_queues,
     try_turns,
@@ -406,4 +408,5 @@ IN_TURN = (
     try_lines,
     try_classes,
     try_many_turns,
+    try_arenas,
 )

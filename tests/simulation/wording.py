@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
@@ -83,6 +83,25 @@ MALFORMED: tuple[tuple[str, dict[str, object], str], ...] = (
     ("odd", {}, "int64_param, bool_param, or string_param"),
     ("triton_x", {"bool_param": True}, TRITON),
     ("sequence_id", {"string_param": "s" * 4097}, "'sequence_id' parameter: expected a text of at most 4096 bytes"),
+)
+
+
+REGION, COUNT = {"string_param": "nowhere"}, {"int64_param": 8}
+NO_TYPE = "invalid value type for 'shared_memory_{}' parameter for tensor '{{}}', expected {}."
+NO_REGION = "'shared_memory_{}' can not be specified without 'shared_memory_region' parameter for tensor '{{}}'"
+# parameters of a tensor that begin with shared_memory_, and what is said of them
+MISPLACED: tuple[tuple[dict[str, dict[str, object]], str], ...] = (
+    ({"offset": COUNT}, NO_REGION.format("offset")),
+    ({"byte_size": COUNT}, NO_REGION.format("byte_size")),
+    ({"region": COUNT, "byte_size": COUNT}, NO_TYPE.format("region", "string_param")),
+    ({"region": REGION, "offset": REGION, "byte_size": COUNT}, NO_TYPE.format("offset", "int64_param")),
+    ({"region": REGION, "byte_size": {"bool_param": True}}, NO_TYPE.format("byte_size", "int64_param")),
+    (
+        {"region": REGION, "offset": COUNT},
+        "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor '{}'",
+    ),
+    ({"thing": COUNT}, "tensor '{}' has a parameter that begins with 'shared_memory_' and is not known"),
+    ({"region": REGION, "byte_size": COUNT}, "Unable to find shared memory region: 'nowhere'"),
 )
 
 
@@ -226,6 +245,10 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
     what = random.choice(WRONG)
     is_raw = bool(message.raw_input_contents)
     beside = call.kind.beside
+    misplaced = Random(f"{call.number} misplaced")
+    if misplaced.random() < 0.3 and call.region is None:
+        told = misplace(misplaced, call, message)
+        return message.SerializeToString(), told
     if beside is not None and random.random() < 0.5:
         told = beside.spoil(random, call.kind.name, not call.kind.flat, message)
         if told:
@@ -327,6 +350,19 @@ def lead_astray(random: Random, call: Call, message: pb.ModelInferRequest) -> st
         names = ("BYTES", "UINT64") if is_text else ("UINT64", "BYTES")
         return f"control 'corrid' data-type is '{names[0]}', but model '{kind.name}' expects '{names[1]}'"
     return f"for sequence {number} to model '{kind.name}' must specify the START flag on the first request"
+
+
+def misplace(random: Random, call: Call, message: pb.ModelInferRequest) -> str:
+    """Have a tensor name a region in a wrong way; what the refusal says."""
+    values, text = random.choice(MISPLACED)
+    tensor: Any = x_of(message)
+    if random.random() < 0.4 and not message.outputs:
+        tensor = message.outputs.add(name="y")
+    for key, value in values.items():
+        tensor.parameters[f"shared_memory_{key}"].CopyFrom(pb.InferParameter(**value))  # type: ignore[arg-type]
+    if tensor.name == "y" and random.random() < 0.2 and call.kind.classifies and len(values) == 1:
+        tensor.parameters["classification"].int64_param = 1
+    return text.format(tensor.name)
 
 
 def clipped(text: str) -> str:

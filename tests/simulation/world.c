@@ -1069,6 +1069,7 @@ static int fails(void) {
     if ((fail_ppm == 0 && fail_at == 0) || (self == NULL && !is_main())) return 0;
     if (self != NULL ? self->leaving || holds_gil() : !main_may_fail) return 0;
     if (fail_at) {
+        if (main_may_fail && self != NULL) return 0; /* the main thread tries something: others have no part in that */
         if (fail_at > 1) return fail_at--, 0;
         if (--fail_count == 0) fail_at = 0;
         failed_takes++;
