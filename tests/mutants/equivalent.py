@@ -49,6 +49,13 @@ PROOFS: tuple[Proof, ...] = (
         "The digest stays in the process, and `key_same` compares shapes and sizes exactly beside it.",
     ),
     Proof(
+        "backends/python/_channel.pyx",
+        "channel_give",
+        "condition_destroy(&channel.changed)",
+        "pass",
+        "Nobody waits for the condition any more, and glibc has nothing to free of one.",
+    ),
+    Proof(
         "_native/scheduling/queue.pyx",
         "grow",
         "if not queue.policy.batching or queue.levels.count == 0:",

@@ -238,6 +238,7 @@ MADE = {kind.name: kind for kind in KINDS_OF_PAIRS}
 USUAL = CHOSEN | MADE
 
 LIARS = (
+    Kind("babbler", style="worker", clumsy=True, weight=4),
     Kind("liar", style="worker", mortal=True, weight=4),
     Kind("heckler", style="worker", decoupled=True, rows=150, mortal=True, weight=4),
 )

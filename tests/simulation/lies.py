@@ -86,7 +86,17 @@ def _of_side(random: Random, order: Order) -> list[Said]:
     no_request = random.choice((0, FAR, FAR + 1))
     statistics = p.STATISTICS_RECORD.pack(0, 0, 1, 2)
     wrong_code = packet(p.STATISTICS, statistics, number=wire, code=9)
-    short = bytes(random.randrange(p.RESPONSE_HEAD.size))
+    size = p.RESPONSE_HEAD.size
+    unreadable = random.choice(
+        (
+            bytes(random.randrange(size)),
+            p.RESPONSE_HEAD.pack(random.choice((p.STATUS_RESCHEDULE + 1, 255)), 0, 0, 0, 0, size),
+            p.RESPONSE_HEAD.pack(p.STATUS_OK, 0, 0, 0, 0, random.choice((0, size - 8, size + 8, 1 << 31))),
+            p.RESPONSE_HEAD.pack(p.STATUS_OK, 0, random.choice((1, 9)), 0, 0, size),
+            p.RESPONSE_HEAD.pack(p.STATUS_ERROR, 0, 0, random.choice((1, 1 << 31)), 0, size),
+            p.RESPONSE_HEAD.pack(p.STATUS_OK, 0, 0, 0, random.choice((1, 8)), size + 8) + bytes(8),
+        )
+    )
     return [
         (SIDE, [packet(p.RESPONSE)[: random.choice((1, p.HEAD.size - 1))]], NO_HEAD),
         (SIDE, [packet(random.choice((p.LOG, p.RESPONSE)), more=random.choice((1, 1 << 20)))], UNFIT),
@@ -96,7 +106,7 @@ def _of_side(random: Random, order: Order) -> list[Said]:
         (SIDE, [final, final], "ended a request twice"),
         (SIDE, [packet(p.RESPONSE, flags=p.IN_ARENA, number=wire, offset=FAR, more=64)], ELSEWHERE),
         (SIDE, [packet(p.LOG, flags=p.IN_ARENA, offset=FAR, more=64)], ELSEWHERE),
-        (SIDE, [packet(p.RESPONSE, short, number=wire)], NO_RESPONSE),
+        (SIDE, [packet(p.RESPONSE, unreadable, number=wire)], NO_RESPONSE),
         (SIDE, [packet(p.RELEASE, offset=FAR)], NOT_ITS),
         (SIDE, [packet(p.RELEASE, number=order.number + random.choice((1, 64)))], NOT_ITS),
         (SIDE, [packet(p.FREE, offset=FAR)], "gave back memory that it does not have"),

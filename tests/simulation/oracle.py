@@ -426,7 +426,7 @@ class Oracle:
         if status == EXHAUSTED and self.simulation.quota.explains(call.client.end.address, status, unquote(text)):
             return True
         if status == INTERNAL and text == TOO_MANY.format(kind.name):
-            return call.too_many
+            return call.too_many or text == simulation.executions.faults.get(call.question)
         if status == UNAVAILABLE and text in ENDS:
             return is_too_late(call, text)
         if status == UNAVAILABLE and text.startswith(STOPS):

@@ -30,7 +30,7 @@ from tests.simulation.instances import Value
 from tests.simulation.kind import SCALE
 from tests.simulation.lies import ENDED_FOR, NO_RESPONSE, OVERDUE, OVERFLOWS, draw_lie
 from tests.simulation.replies import CODES, STATUS_OF, Reply, code_of, draw_parameters, spoilt, ushered
-from tests.simulation.senders import Sender
+from tests.simulation.senders import WINDOW, Sender
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
@@ -139,6 +139,9 @@ class Process(AnyWorker):
         self.printed = {1: bytearray(), 2: bytearray()}
         for heard in launch.heard.values():
             heard.clear()
+        self.babbles: dict[
+            int, Callable[[int], None]
+        ] = {}  # requests with more responses than one; they wait for credit
         self.lies: set[str] = set()  # for what the server may end it
         self.must_end = False  # for one of these
         self.lag = Random(f"{self.random.random()} lag")
@@ -273,7 +276,9 @@ class Process(AnyWorker):
             self.end()
 
     def _take_credit(self, number: int, credit: int) -> None:
-        if number in self.senders:
+        if number in self.babbles:
+            self.babbles.pop(number)(credit)
+        elif number in self.senders:
             self.senders[number].take_credit(credit)
         elif not self.kind.decoupled:
             raise Violation(f"{self.name}: credit for request {number}, which does not need it")
@@ -614,7 +619,33 @@ class Process(AnyWorker):
         """End a request without an answer."""
         self.say(self.its_side, p.RESPONSE, flags=p.FINAL | p.EMPTY, number=asked.wire)
 
+    def _babble(self, asked: Asked) -> None:
+        """Answer a request more than once: its client hears of that, and the other responses use up no credit."""
+        self.backend.executions.faults[asked.number] = (
+            f"model '{self.kind.name}' has given more than one response, the request takes only one"
+        )
+        record = self._reply(asked).record(0, -1)
+
+        def say(count: int) -> None:
+            for _ in range(count):
+                self.say(self.its_side, p.RESPONSE, record, number=asked.wire)
+
+        def go_on(credit: int) -> None:
+            say(credit)
+            self.say(self.its_side, p.RESPONSE, flags=p.FINAL | p.EMPTY, number=asked.wire)
+
+        count = self.random.choice((2, 3, WINDOW))
+        say(count)
+        if count == WINDOW:
+            self.babbles[asked.wire] = go_on
+            self.say(self.its_side, p.CREDIT, number=asked.wire)
+        else:
+            go_on(0)
+
     def _send(self, asked: Asked) -> None:
+        if self.kind.clumsy and asked.number and self.random.random() < 0.3:
+            self._babble(asked)
+            return
         if self.kind.mute and asked.number % 2 == 0:
             self._end_without(asked)
             return
