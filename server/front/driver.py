@@ -59,7 +59,7 @@ class SocketDriver:
         self,
         io: IoThreads,
         endpoint: Endpoint,
-        drivers: set[Any],
+        drivers: dict[Any, None],
         timers: TimersHandle,
         limits: ConnectionLimits,
         accepted: socket.socket,
@@ -81,13 +81,13 @@ class SocketDriver:
         connection.on_lost = self._lost
         self._monitor = ConnectionMonitor(self, connection, admission.listener_policy.connections, timers, accepted_at)
         admission.driver = self
-        drivers.add(self)
+        drivers[self] = None
         # the server sends nothing before the client's first bytes: these may be HTTP/1, and then so is the response
         try:
             io.take(connection, accepted.fileno(), session)
         except BaseException:
             self._monitor.stop()
-            drivers.discard(self)
+            drivers.pop(self, None)
             connection.close()
             raise
 
@@ -110,7 +110,7 @@ class SocketDriver:
     def _lost(self) -> None:
         """The client is gone, or the connection has ended."""
         self._monitor.stop()
-        self._drivers.discard(self)
+        self._drivers.pop(self, None)
         self._accepted.close()
         for callback in self._connection.client.departed:
             callback()

@@ -157,12 +157,13 @@ class NativeDoor:
         self._io: IoThreads | None = None
         self._io_threads = io_threads
         self._io_busy_poll = io_busy_poll
-        self._drivers: set[SocketDriver] = set()
-        self._handshakes: set[PendingHandshake] = set()
+        # in the order in which they came: it is that in which they end
+        self._drivers: dict[SocketDriver, None] = {}
+        self._handshakes: dict[PendingHandshake, None] = {}
         self._connections = replace(connections, send_timeout=send_timeout)
         self._limits = ConnectionLimits(max_connections, clients)
         self._refused = ConnectionLog()
-        self._contexts: set[NativeContext] = set()  # of calls that Python handles
+        self._contexts: dict[NativeContext, None] = {}  # of calls that Python handles
         self._draining = False
         self._threads = ThreadPoolExecutor(BLOCKING_THREADS, thread_name_prefix="servicer")
         self._turns = Turns()  # calls whose handlers have not begun
@@ -276,13 +277,13 @@ class NativeDoor:
                 partial(self._encrypted, accepted, client, admission, now),
             )  # fmt: skip
             admission.driver = pending
-            self._handshakes.add(pending)
+            self._handshakes[pending] = None
 
     def _encrypted(
         self, accepted: socket.socket, client: Peer, admission: Admission, now: float, pending: PendingHandshake
     ) -> None:
         """The handshake of a connection is over. From now on the client's certificate identifies it."""
-        self._handshakes.discard(pending)
+        self._handshakes.pop(pending, None)
         session = pending.session
         with self._ending_on_error(accepted, client, admission):
             if not admission.counted:  # it was closed during the handshake, to make room for another connection
@@ -494,11 +495,11 @@ class NativeDoor:
         context = NativeContext(call, handler)
         task = asyncio.get_running_loop().create_task(serve(handler, context, self._threads))
         context.task = task
-        self._contexts.add(context)
+        self._contexts[context] = None
         task.add_done_callback(partial(self._call_done, context))
         if self._draining:
             context.drain()
 
     def _call_done(self, context: NativeContext, _: asyncio.Task[None]) -> None:
-        self._contexts.discard(context)
+        self._contexts.pop(context, None)
         context.task = None  # a cancelled task keeps its frames, and these keep the request

@@ -139,7 +139,7 @@ class Exchange:
         self._free = asyncio.Semaphore(window)
         self._in_order: deque[OpenRequest] = deque()  # of models with one response for each request, oldest first
         self._ready: deque[OpenRequest] = deque()  # of other models: one entry for each response or end without one
-        self._decoupled: set[OpenRequest] = set()
+        self._decoupled: dict[OpenRequest, None] = {}
         self._more = asyncio.Event()
         self._reading = True
         self._writing = False  # the transport has not finished with a response
@@ -155,7 +155,7 @@ class Exchange:
             async for message in messages:
                 request = OpenRequest(self, self._service, message, self._call)
                 if request.decoupled:
-                    self._decoupled.add(request)
+                    self._decoupled[request] = None
                     if self._next_look is None:
                         self._look_later()
                 else:
@@ -167,7 +167,7 @@ class Exchange:
 
     def _leave_order(self, request: OpenRequest) -> None:
         self._in_order.remove(request)
-        self._decoupled.add(request)
+        self._decoupled[request] = None
         if self._next_look is None:
             self._look_later()
 
@@ -220,7 +220,7 @@ class Exchange:
         if not request.decoupled:
             self._in_order.popleft()
         elif request in self._decoupled:
-            self._decoupled.discard(request)
+            self._decoupled.pop(request, None)
         else:
             return  # closed before: its last response and its end were taken together
         request.close()

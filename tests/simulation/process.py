@@ -434,7 +434,7 @@ class Process(AnyWorker):
             self.backend.executions.faults[lie.flooded] = (
                 f"model '{self.kind.name}' has given more than one response, the request takes only one"
             )
-        self.backend.executions.log(self.name, f"lies: {', '.join(lie.told)}")
+        self.backend.executions.log(self.name, f"lies: {', '.join(sorted(lie.told))}")
         for socket_number, data in lie.packets:
             self._put(self._theirs[socket_number], data)
         if lie.certain:

@@ -71,7 +71,7 @@ class RedisStore(ResponseStore):
             log,
         )
         self._lookups: dict[Lookup, bytes] = {}  # with the fingerprint of the version
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._writing = 0  # bytes
         self._wrong = 0  # wrong values and refused commands of Redis
 
@@ -119,8 +119,8 @@ class RedisStore(ResponseStore):
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def _search(self, lookup: Lookup, identity: bytes) -> None:
         try:

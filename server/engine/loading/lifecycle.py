@@ -147,7 +147,9 @@ class Lifecycle:
         self._room = Room(threads, patience, PACE)
         self._locks = ModelLocks()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
-        self._looking: set[_Request] = set()  # whose configurations are being read, or which wait for replaced versions
+        self._looking: dict[
+            _Request, None
+        ] = {}  # whose configurations are being read, or which wait for replaced versions
         self._endings = Endings(models, drained, end)
         self._work: set[asyncio.Task[Any]] = set()
         self._stopping = False
@@ -283,7 +285,7 @@ class Lifecycle:
                             raise Outgrown(sizes)
                         for name in wanted & set(candidates):
                             candidates[name].explicit = request.explicit
-                        self._looking.discard(request)
+                        self._looking.pop(request, None)
                         loading = Loading(
                             self._models,
                             self._maker,
@@ -299,7 +301,7 @@ class Lifecycle:
                         await candidate.discard()
                 await self._endings.room_for(crowded, request.halts, bounded=request.explicit)
         finally:
-            self._looking.discard(request)
+            self._looking.pop(request, None)
         if loading.leaving and not asked_by:  # a model might wait for the end of its own instance
             await asyncio.wait(loading.leaving)
         return failures
@@ -331,7 +333,7 @@ class Lifecycle:
         """See `_look`; an unload can halt these loads meanwhile."""
         for name in lock.names:
             request.halts.setdefault(name, Halt())
-        self._looking.add(request)
+        self._looking[request] = None
         candidates = await self._look(request, room)
         for name in request.halts.keys() & candidates.keys():
             candidates[name].halt = request.halts[name]

@@ -78,7 +78,7 @@ class Reader:
                 work(numbers[0])
                 return
             left, done = deque(numbers), Semaphore(0)
-            waiting: set[asyncio.Task[None] | None] = set()
+            waiting: dict[asyncio.Task[None] | None, None] = {}
 
             def run() -> None:
                 with suppress(IndexError):
@@ -91,9 +91,9 @@ class Reader:
 
             async def take_part() -> None:
                 if left:
-                    waiting.add(asyncio.current_task())
+                    waiting[asyncio.current_task()] = None
                     async with room.place(name):
-                        waiting.discard(asyncio.current_task())
+                        waiting.pop(asyncio.current_task(), None)
                         await on_thread(run)
 
             def send_away() -> None:
