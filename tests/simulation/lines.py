@@ -39,6 +39,7 @@ SIZES = (0, 1, 17, 100, 900, 5000, 20_000, 70_000)
 CALM, CANCELLED = 11, 8  # codes of RST_STREAM
 SLOWEST = 16 << 10  # bytes a second
 WRITABLE = 64 << 10  # unsent bytes below which a call may go on
+SMALL = 2000  # bytes: smaller messages need not be compressed
 POOLED = 64 << 10  # bytes from which threads of a pool may be asked
 LIMITED, LATE, UNKNOWN = 8, 4, 2
 IN_FLIGHT = re.compile(
@@ -59,6 +60,10 @@ WRONG_HEADS = (  # and what each is told
     (("x-large", "n" * 17_000), "the request headers exceed 16384 bytes"),
 )
 TINY, TINY_COST = 16, 10  # a message of fewer bytes costs as much as so many frames
+HELD_BYTES = 200_000
+CALL_MEMORY = 16 << 10  # bytes of a call beside its message, at most
+GOOD_FAITH = 256 << 10  # bytes that each call is credited with
+SETTINGS_TOLD = {4: 4 << 20, 5: 256 << 10, 6: 16 << 10}  # window of a stream, frames and headers that are taken
 FLOOD = 450  # PINGs
 ROUNDS = 8  # of timers: what is set anew while they ring, and due already, rings in the next one
 BOMB = b"\x40\x06x-bomb\x7f" + bytes([0xA1, 0x1E]) + b"b" * 4000 + b"\xbe" * 80  # one header, again and again
@@ -106,6 +111,9 @@ class Asked:
     sent: int = 0  # bytes
     begun: float = 0.0  # when the message that is being sent was begun
     known: int = 0  # bytes of answers that had come when it was stuck last
+    held: int = 0  # bytes that its handler holds
+    encoding: str = ""  # of the answers; empty: none
+    shrinks: list[bool] = field(default_factory=list)  # which answers have to be compressed then
     stuck: float = -1.0  # since when its client takes nothing; negative: it does
 
     @property
@@ -206,9 +214,10 @@ class Clock:
 class Front:
     """An endpoint with its clients."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, limits: Limits | None = None) -> None:
         self.random = random
-        limits = Limits(
+        is_free = limits is not None  # of quotas, and of what a pool does
+        limits = limits or Limits(
             max_message=random.choice((None, None, 10_000)),
             max_inflated=random.choice((None, None, 30_000)),
             max_held_bytes=random.choice((None, 1 << 19, 1 << 17, 60_000)),
@@ -217,7 +226,7 @@ class Front:
             spare_frames=random.choice((100, 10_000, 10_000)),
         )
         self.limits = limits
-        self.pool = PoolThreads(1) if random.random() < 0.3 else None  # which never has its turn
+        self.pool = None if is_free or random.random() < 0.7 else PoolThreads(1)  # which never has its turn
         self.max_streams = random.choice((5, 100))
         self.endpoint = Endpoint(self._begins, max_streams=self.max_streams, pool_threads=self.pool, **vars(limits))
         self.clock = self.endpoint.clock = Clock()
@@ -228,6 +237,7 @@ class Front:
                 "max_streams": random.choice((None, None, 0, 2)),
                 "max_bytes": random.choice((None, None, 60_000)),
             }
+            quota = dict.fromkeys(quota) if is_free else quota
             self.uses.append((ClientUse(name, **quota), quota))
         self.lines: list[Line] = []
         self.asked: dict[int, Asked] = {}
@@ -235,6 +245,9 @@ class Front:
         for number in range(3):
             self.lines.append(Line(self, number))
             self.lines[-1].exchange()
+            told = self.lines[-1].wire.told
+            if told != SETTINGS_TOLD | {3: self.max_streams}:
+                raise Violation(f"the server tells the settings {told}")
 
     # -- the handler
 
@@ -290,20 +303,21 @@ class Front:
             elif what < 0.45:
                 encoding = random.choice(("", "gzip", "deflate", "identity", "br"))
                 is_wrong = encoding == "br" or self._has_begun(asked)
-                self._refuses(lambda: call.set_compression(encoding, 1), is_wrong)
+                if self._refuses(lambda: call.set_compression(encoding, 1), is_wrong):
+                    asked.encoding = chosen_of(encoding, asked.accepts)
             elif what < 0.5:
                 self._refuses(lambda: call.send_headers([("x-first", "1")]), self._has_begun(asked))
                 asked.events["headers"] += 1
             elif what < 0.75:
                 message = random.randbytes(random.choice(SIZES) // 2) + bytes(random.choice(SIZES) // 2)
-                call.send_message(message, random.random() < 0.7)
+                packs = random.random() < 0.7
+                call.send_message(message, packs)
                 asked.answers.append(message)
-            elif what < 0.8:
-                call.hold(random.choice((0, 500, 3000)))
+                asked.shrinks.append(packs and SMALL <= len(message) < POOLED and message.count(0) > len(message) // 2)
             elif what < 0.83:
-                call.let_go()
+                self._hold(asked, call, was_open=was_open)
             elif what < 0.86:
-                self._refuses(lambda: call.hold(-1 << 40), True)
+                call.let_go()
             elif what < 0.88:
                 call.reset()
                 asked.events["reset"] += 1
@@ -324,13 +338,25 @@ class Front:
         if not was_open and 0.5 <= what < 0.75:
             raise Violation(f"call {asked.number} is over, and a message was sent")
 
+    def _hold(self, asked: Asked, call: Call, *, was_open: bool) -> None:
+        """Charge the call for more, or for less."""
+        before = self.endpoint.ledger["executed"]
+        size = self.random.choice((0, 500, 3000, -asked.held))
+        call.hold(size)
+        found = self.endpoint.ledger["executed"] - before
+        if found != (size if was_open else 0):
+            raise Violation(f"call {asked.number} is charged for {found} bytes, where its handler holds {size} more")
+        asked.held += size * was_open
+        self._refuses(lambda: call.hold(-asked.held - 1), True)
+
     def _has_begun(self, asked: Asked) -> bool | None:
         """Whether the headers of its answer are sent; None: unless a thread of the pool has to compress that first."""
         if asked.answers and self.pool is not None and not asked.events["headers"]:
             return None
         return bool(asked.answers) or asked.events["headers"] > 0
 
-    def _refuses(self, do: Callable[[], None], is_wrong: bool | None) -> None:
+    def _refuses(self, do: Callable[[], None], is_wrong: bool | None) -> bool:
+        """Have a handler do it, which is wrong or not, or perhaps; whether it was done."""
         try:
             do()
         except CallOverError:
@@ -338,9 +364,10 @@ class Front:
         except ValueError:
             if is_wrong is False:
                 raise Violation("a handler is refused what it may do") from None
-            return
+            return False
         if is_wrong:
             raise Violation("a handler may do what is wrong")
+        return True
 
     def _take(self, asked: Asked) -> None:
         assert asked.call is not None
@@ -358,13 +385,14 @@ class Front:
         self.numbers += 1
         timeout = random.choice((-1.0, -1.0, 0.0, 3.0, 30.0))
         packed = random.choice(("", "", "gzip", "deflate"))
-        accepts = random.choice(("identity", "gzip", "deflate,gzip"))
+        accepts = random.choice(("identity", "gzip", "deflate,gzip", " br, deflate ", "identity,gzip ,br", ""))
         wrong, told = random.choice(WRONG_HEADS) if random.random() < 0.08 else (("", ""), "")
         extra = (("x-more", random.choice(("a", "b" * 300))),) if random.random() < 0.3 else ()
         headers = [("number", str(self.numbers)), ("beside-bin", base64_of(b"\0" + str(self.numbers).encode())), *extra]
         if timeout >= 0:
             headers.append(("grpc-timeout", f"{int(timeout * 1000)}m"))
-        headers += [("grpc-encoding", packed)] * bool(packed) + [("grpc-accept-encoding", accepts)]
+        headers += [("grpc-encoding", packed)] * bool(packed)
+        headers += [("grpc-accept-encoding", accepts)] * bool(accepts)
         if told:
             headers = [pair for pair in headers if pair[0] != wrong[0]] + [wrong]
         before = line.use.calls
@@ -379,6 +407,26 @@ class Front:
         most = line.limits["max_calls"]
         if most is not None and before >= most and asked.call is not None and not line.gone:
             raise Violation(f"client {line.use.name} has {before} calls of {most}, and one more is served")
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.clock.now += seconds
+        for _ in range(ROUNDS):
+            self.endpoint.expire()
+
+    def begin(self, line: Line) -> Asked | None:
+        """Open a call, if that is possible."""
+        if line.gone or line.wire.went_away is not None or line.connection.streams >= self.max_streams:
+            return None
+        self._open(line)
+        asked = self.asked[self.numbers]
+        return None if asked.over else asked
+
+    def offer(self, asked: Asked, message: bytes) -> None:
+        """One message."""
+        asked.offered.append(message)
+        asked.sizes.append(len(message))
+        asked.stream.body += b"\0" + struct.pack(">I", len(message)) + message
 
     def _offer(self, asked: Asked) -> None:
         """A message, or the end."""
@@ -445,16 +493,14 @@ class Front:
         elif what < 0.93:
             line.reads = not line.reads
         elif what < 0.98:
-            self.clock.now += random.choice((0.001, 1.0, 5.0, 11.0))
-            for _ in range(ROUNDS):
-                self.endpoint.expire()
+            self.wait(random.choice((0.001, 1.0, 5.0, 11.0)))
         elif what < 0.983:
             line.hang_up()
         elif what < 0.985:
             self._bomb(line)
         elif what < 0.99:
             random.choice((line.connection.announce_shutdown, line.connection.go_away, line.connection.ping))()
-        for each in self.lines:
+        for each in 2 * self.lines:
             each.exchange()
         self.check()
 
@@ -501,9 +547,20 @@ class Front:
 
     def _judge(self, asked: Asked) -> None:
         stream, line = asked.stream, asked.line
-        while (message := take_message(stream.data)) is not None:
+        if stream.headers is not None and stream.headers is not stream.trailers:
+            encoding = stream.headers.get("grpc-encoding", "")
+            if encoding != asked.encoding:
+                raise Violation(f"call {asked.number} has answers in '{encoding}', not '{asked.encoding}'")
+        while True:
+            is_packed = bool(stream.data) and stream.data[0] == 1
+            if (message := take_message(stream.data)) is None:
+                break
             if asked.heard >= len(asked.answers) or message != asked.answers[asked.heard]:
                 raise Violation(f"call {asked.number} has another answer than its handler has sent")
+            if is_packed and not asked.encoding:
+                raise Violation(f"call {asked.number} has a compressed answer, and no encoding")
+            if asked.encoding and asked.shrinks[asked.heard] and not is_packed:
+                raise Violation(f"call {asked.number} has an answer of {len(message)} bytes that is not compressed")
             asked.heard += 1
         call = asked.call
         if call is not None and not asked.over and line.reads:
@@ -604,6 +661,7 @@ class Front:
             most = min(each for each in (limits.max_inflated, limits.max_message, 1 << 32) if each is not None)
             return status == LIMITED and int(found[1]) == most and max(map(len, asked.offered)) > most
         if found := HELD.match(text):
+            self._judge_eviction(asked)
             return status == LIMITED and int(found[1]) == limits.max_held_bytes
         if found := SLOW.match(text):
             seconds = float(found[1])
@@ -618,11 +676,45 @@ class Front:
             return asked.single and len(asked.offered) > 1
         return False
 
+    def _judge_eviction(self, evicted: Asked) -> None:
+        """The server held too much: no other client owes clearly more than who has lost this call."""
+        most = self._debt(evicted.line.use, evicted, least=False)
+        for use, _ in self.uses:
+            if use is not evicted.line.use and (owed := self._debt(use, None, least=True)) > max(1.0, most + 0.5):
+                raise Violation(
+                    f"call {evicted.number} of {evicted.line.use.name} had to go, owing {most} at most, {owed}"
+                )
+
+    def _debt(self, use: ClientUse, gone: Asked | None, *, least: bool) -> float:
+        """What a client owes, at least or at most: bytes that do not come or are not read, by their age."""
+        debt, now = 0.0, self.clock.now
+        for asked in self.asked.values():
+            if asked.line.use is not use or asked.line.gone or not (asked is gone or not asked.over):
+                continue
+            done = 0
+            for size in asked.sizes:
+                done += PREFIX + size
+                if asked.sent < done:
+                    break
+            if asked.sent < done:
+                come = max(0, asked.sent - (done - size))
+                owed = come if least else size + 8192
+                debt += owed * (now - asked.begun) / (come + GOOD_FAITH)
+            unread = sum(map(len, asked.answers[asked.heard :])) - len(asked.stream.data)
+            since = (now - asked.stuck if asked.stuck >= 0 else 0.0) if least else now - asked.opened
+            is_known = asked.accepts == "identity" and self.pool is None
+            if unread > 0 and (is_known or not least):
+                moved = sum(map(len, asked.answers[: asked.heard])) + len(asked.stream.data) if least else 0
+                debt += unread * since / (moved + GOOD_FAITH)
+        return debt
+
     def _judge_reset(self, asked: Asked) -> None:
         """The server has reset a call: its handler has, or its client has not read for too long, or held too much."""
         code = asked.stream.reset
         if asked.events["reset"] or asked.line.wire.went_away is not None:
             return
+        if code == CALM and self.limits.send_timeout == math.inf and self.limits.max_held_bytes is not None:
+            self._judge_eviction(asked)
         may = self.limits.send_timeout < math.inf and self.clock.now - asked.opened > self.limits.send_timeout
         may = may or self.limits.max_held_bytes is not None
         if not (may and code in (CALM, CANCELLED)):
@@ -664,6 +756,57 @@ class Front:
             if asked.events[EVENT_WRITABLE] and not asked.answers:
                 raise Violation(f"call {asked.number} hears that it may go on, and has sent nothing")
             asked.call = None
+
+
+def try_evictions(random: Random) -> None:
+    """A server that holds too much ends calls of who owes most, or, if nobody owes much, of who holds most."""
+    front = Front(random, Limits(None, None, HELD_BYTES, math.inf, math.inf, 10_000))
+    time_passes = random.random() < 0.6
+    for number in range(3, 6):
+        front.lines.append(Line(front, number))
+        front.lines[-1].exchange()
+    debtor = random.choice(front.uses)[0]
+    for _ in range(random.choice((20, 60))):
+        line = random.choice(front.lines)
+        held = {use.name: use.bytes_held for use, _ in front.uses}
+        asked = front.begin(line)
+        size = random.choice((3000, 20_000, 45_000))
+        owes = line.use is debtor
+        if asked is not None:
+            front.offer(asked, bytes(size))
+            line.wire.push(asked.stream, random.randint(size // 2, size - 1) if owes else 1 << 20)
+            for _ in range(4):
+                line.wire.push(asked.stream, 0 if owes else 1 << 20)
+            asked.sent = size + PREFIX - len(asked.stream.body)
+            asked.begun = front.clock.now
+        gone = [each for each in front.asked.values() if not each.over]
+        for each in 2 * front.lines:  # what one sends may end calls of those before
+            each.exchange()
+        gone = [each for each in gone if "server held" in (each.stream.trailers or {}).get("grpc-message", "")]
+        if not time_passes:
+            _judge_holders(line, held, gone, size + 2 * CALL_MEMORY)
+        front.check()
+        if time_passes and random.random() < 0.4:
+            front.wait(random.choice((1.0, 30.0)))
+            for each in front.lines:
+                each.exchange()
+    front.end()
+
+
+def _judge_holders(sender: Line, held: dict[str, int], gone: list[Asked], size: int) -> None:
+    """Nobody owes anything: who has lost a call first held most."""
+    held = {name: count + (size if name == sender.use.name else 0) for name, count in held.items()}
+    largest = max(count - (size if name == sender.use.name else 0) for name, count in held.items())
+    if gone and all(held[asked.line.use.name] < largest for asked in gone):
+        raise Violation(f"calls of {[asked.line.use.name for asked in gone]} had to go, with these bytes held: {held}")
+
+
+def chosen_of(wanted: str, accepts: str) -> str:
+    """The encoding of answers, where the handler wants this one, or the best; empty: none."""
+    accepted = [name.strip() for name in accepts.split(",")]
+    if not wanted:
+        return next((name for name in ("gzip", "deflate") if name in accepted), "")
+    return wanted if wanted in accepted and wanted != "identity" else ""
 
 
 def base64_of(data: bytes) -> str:

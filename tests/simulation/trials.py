@@ -20,7 +20,7 @@ from inferd._native.tensors.classify import classify_tensor
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests.native import classes
 from tests.native.official import check
-from tests.simulation.lines import try_lines
+from tests.simulation.lines import try_evictions, try_lines
 from tests.simulation.tried_memory import try_arenas
 from tests.simulation.tried_orders import try_alarms, try_full_queues, try_many_turns
 from tests.simulation.tried_rules import try_access, try_patterns, try_versions
@@ -402,6 +402,7 @@ IN_TURN = (
     try_errors,
     try_responses,
     try_lines,
+    try_evictions,
     try_hashes,
     try_patterns,
     try_index,

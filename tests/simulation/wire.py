@@ -137,6 +137,7 @@ class Wire:
         self.farewell = ""
         self.unanswered = 0  # PINGs
         self.pings = 0  # that it has sent
+        self.told: dict[int, int] = {}  # settings of the server
         self.most_window = self.send_window  # that there ever was
         self._in = bytearray()
         self._block: tuple[Stream, bool, bytearray] | None = None
@@ -310,6 +311,7 @@ class Wire:
             return
         for at in range(0, len(payload), 6):
             key, value = struct.unpack_from(">HI", payload, at)
+            self.told[key] = value
             if key == 4:
                 for stream in self.streams.values():
                     stream.window += value - self.initial_window
