@@ -73,7 +73,7 @@ class World(RuleBasedStateMachine):
                 self.use(name)
             return
         if name not in self.budget.waiting and name not in self.budget.running:
-            self.budget.claim(name, {each: self.sizes[each] for each in closure(name)}, model=name)
+            self.budget.claim(name, {each: self.sizes[each] for each in closure(name)}, asked=name)
         self.look()
 
     def use(self, name: str) -> None:
@@ -84,7 +84,9 @@ class World(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def load_by_hand(self, name: str) -> None:
         self.hands += 1
-        self.budget.claim((self.hands, name), {each: self.sizes[each] for each in closure(name)})
+        self.budget.claim(
+            (self.hands, name), {each: self.sizes[each] for each in closure(name)}, asked=name, reloads=True
+        )
         self.look()
 
     @precondition(lambda self: self.loaded)
@@ -238,7 +240,7 @@ def test_a_later_load_goes_ahead_only_if_it_delays_none() -> None:
     """`big` waits for the load of `a`. `small` fits beside both, `wide` only until `a` has ended."""
     budget = Budget(10)
     for name, size in {"a": 5, "big": 8, "wide": 4, "small": 2}.items():
-        budget.claim(name, {name: size}, model=name)
+        budget.claim(name, {name: size}, asked=name)
     assert budget.look({}).begin == ["a", "small"]
     budget.end("a")
     decision = budget.look(residents(a=5))
@@ -254,8 +256,8 @@ def test_a_later_load_goes_ahead_only_if_it_delays_none() -> None:
 def test_what_is_refused_does_not_fit_beside_what_stays() -> None:
     budget = Budget(10)
     there = {"p": Resident(6, frozenset(), Stay.PINNED), "q": Resident(4)}
-    budget.claim("x", {"x": 5}, model="x")
-    budget.claim("y", {"y": 4}, model="y")
+    budget.claim("x", {"x": 5}, asked="x")
+    budget.claim("y", {"y": 4}, asked="y")
     decision = budget.look(there)
     assert decision.refuse == {"x": 1}
     assert decision.leave == ["q"]
@@ -268,7 +270,7 @@ def test_a_load_that_waits_is_told_who_has_its_room_without_its_own_models() -> 
         "b": Resident(5, stay=Stay.FOR_NOW),
         "c": Resident(1, stay=Stay.MAY_LEAVE),
     }
-    budget.claim("E", {"E": 2, "a": 4}, model="E")
+    budget.claim("E", {"E": 2, "a": 4}, asked="E")
     assert not budget.look(residents).begin
     assert budget.holders("E", residents) == ["b"]
 
@@ -276,15 +278,30 @@ def test_a_load_that_waits_is_told_who_has_its_room_without_its_own_models() -> 
 def test_a_load_that_waits_for_another_is_refused_at_once_if_they_do_not_fit_together() -> None:
     """The load could not begin before the other one has ended, which waits for it."""
     budget = Budget(10)
-    budget.claim("a", {"a": 6}, model="a")
+    budget.claim("a", {"a": 6}, asked="a")
     assert budget.look({}).begin == ["a"]
-    budget.claim("b", {"b": 6}, model="b", beside=["a"])
-    assert budget.look({}).refuse == {"b": 2}
+    budget.claim("b", {"b": 6}, asked="b")
+    assert budget.look({}, waiters={"b": ["a"]}).refuse == {"b": 2}
+
+
+def test_a_load_for_which_a_running_one_waits_goes_ahead_of_those_that_wait_for_that_one() -> None:
+    """Guards that the three do not wait in a circle, where many came before, nor does another take its room."""
+    budget = Budget(4)
+    budget.claim("a", {"a": 1}, asked="a")
+    budget.claim("x", {"x": 1}, asked="x")
+    assert budget.look({}).begin == ["a", "x"]
+    for number in range(2 * AHEAD):
+        budget.claim(number, {str(number): 4}, asked=str(number))
+    budget.claim("b", {"b": 3}, asked="b")
+    budget.claim("c", {"c": 1}, asked="c")
+    assert budget.look({}, waiters={"b": ["a"]}).begin == []
+    budget.end("x")
+    assert budget.look({}, waiters={"b": ["a"]}).begin == ["b"]
 
 
 def test_thousands_of_waiting_loads_do_not_make_a_decision_long() -> None:
     budget = Budget(1)
     for number in range(5000):
-        budget.claim(number, {str(number): 1}, model=str(number))
+        budget.claim(number, {str(number): 1}, asked=str(number))
     assert budget.look({}).begin == [0]
     assert budget.waiting[AHEAD + 1].elders is None

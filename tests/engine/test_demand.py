@@ -755,6 +755,62 @@ async def test_a_model_that_outgrows_the_budget_while_it_is_looked_for_is_refuse
         assert shelf.loads == {}
 
 
+@pytest.mark.parametrize("case", ["on demand", "by a client", "as a step", "by a load", "later", "through a third"])
+async def test_a_load_that_waits_for_one_beside_which_it_does_not_fit_is_told_at_once(tmp_path, case) -> None:
+    """Guards that neither waits for the other until the time for room is over, whoever has begun the loads."""
+    async with lazy(tmp_path, budget=SIZE, e=ENSEMBLE, d=CONFIG) as (engine, shelf):
+        services = EngineServices(engine, engine.measures, engine.infer.entrance)
+        loop, told, begun, goes_on = asyncio.get_running_loop(), [], asyncio.Event(), threading.Event()
+
+        def asks() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            assert goes_on.wait(60)
+            what = "load_model" if case == "by a load" else "is_decoupled"
+            about = "d" if case == "through a third" else "b"
+            told.append(str(services.ask(what, {"name": about, "asked_by": "a"}).exception(20)))
+
+        shelf.meanwhile["a"] = asks
+        shelf.meanwhile["d"] = lambda: services.ask("is_decoupled", {"name": "b", "asked_by": "d"}).result(20)
+        if case == "by a client":
+            load = asyncio.create_task(engine.load("a"))
+        else:
+            load = asyncio.create_task(engine.bring("e" if case == "as a step" else "a"))
+        await begun.wait()
+        waiting = Pending(engine, request("b", x=row(1))) if case == "later" else None
+        for _ in range(20):
+            await asyncio.to_thread(int)
+        goes_on.set()
+        await load
+        assert ["--model-memory-budget lacks 1000 bytes" in text for text in told] == [True], told
+        if waiting is not None:
+            assert (await waiting.answer()).status in (Status.OK, Status.RESOURCE_EXHAUSTED)
+
+
+async def test_a_load_for_which_a_model_waits_goes_ahead_of_one_that_waits_for_that_model(tmp_path) -> None:
+    """Guards that the three do not wait for each other until the time for room is over."""
+    async with lazy(tmp_path, budget=3 * SIZE) as (engine, shelf):
+        (tmp_path / "c" / "1" / "weights").write_bytes(bytes(3 * SIZE))
+        services = EngineServices(engine, engine.measures, engine.infer.entrance)
+        loop, begun, goes_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+        told = []
+
+        def asks() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            assert goes_on.wait(60)
+            told.append(services.ask("is_decoupled", {"name": "b", "asked_by": "a"}).result(20))
+
+        shelf.meanwhile["a"] = asks
+        first = Pending(engine, request("a", x=row(1)))
+        await begun.wait()
+        wide = Pending(engine, request("c", x=row(2)))
+        for _ in range(20):
+            await asyncio.to_thread(int)
+        goes_on.set()
+        assert (await first.answer()).status == Status.OK
+        assert (await wide.answer()).status == Status.OK
+        assert told == [False]
+
+
 async def test_what_loads_and_leaves_does_not_have_all_others_counted_again(tmp_path, monkeypatch) -> None:
     """Guards the loop's time: with each load and each end the server looks at all models, of which it has thousands."""
     names = [f"m{number}" for number in range(40)]

@@ -51,7 +51,8 @@ class Demand:
         """Whether these models do not fit beside what stays, and beside loads that may wait for them."""
         simulation = self._simulation
         stay = set().union(*(STEPS[name] for name in self._pinned if name in simulation.kinds))
-        stay.update(*(STEPS[name] for name, kind in simulation.kinds.items() if kind.asks))
+        askers = {name for name, kind in simulation.kinds.items() if kind.asks}
+        stay.update(*(STEPS[name] for name in simulation.kinds if not STEPS[name].isdisjoint(askers)))
         budget = simulation.operator.control.budget
         return budget is not None and budget < _bytes({*names, *stay} & simulation.kinds.keys())
 

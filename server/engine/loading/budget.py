@@ -10,9 +10,9 @@ A *claim* is a load that needs room: for its model, and for the models of its st
 
 Models that a running claim has reserved, or uses, do not leave. A *leaving* model counts until it has left, or is late.
 
-Claims begin in the order in which they came. A claim for which too little could leave waits until running loads end.
-Later claims go ahead of it if they do not delay it: those that fit beside it once these loads have ended
-("backfilling", as in batch systems).
+Claims begin in the order in which they came, but first those for which running claims wait. A claim for which too
+little could leave waits until running loads end. Later claims go ahead of it if they do not delay it: those that fit
+beside it once these loads have ended ("backfilling", as in batch systems).
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Resident:
 
 
 Residents = Mapping[str, Resident]
+Waiters = Mapping[str, Collection[str]]
 
 
 @dataclass(eq=False, slots=True)
@@ -61,14 +62,14 @@ class Claim:
 
     Attributes:
         sizes: bytes of all models that are loaded together, by name.
-        model: the claim ends when this one is loaded; empty: it also begins if all are loaded, to reload them.
-        beside: claims that cannot end before this one, because their models call this one.
+        asked: the model that is to be loaded; the others are those of its steps.
+        reloads: it also begins if all are loaded, to reload them; else it ends when `asked` is loaded.
         elders: running claims for which it waits; None until it must wait.
     """
 
     sizes: Mapping[str, int]
-    model: str = ""
-    beside: tuple[Hashable, ...] = ()
+    asked: str
+    reloads: bool = False
     elders: frozenset[Hashable] | None = None
 
 
@@ -125,13 +126,11 @@ class Budget:
 
     # -- what happens --
 
-    def claim(
-        self, key: Hashable, sizes: Mapping[str, int], *, model: str = "", beside: Iterable[Hashable] = ()
-    ) -> None:
+    def claim(self, key: Hashable, sizes: Mapping[str, int], *, asked: str, reloads: bool = False) -> None:
         """A load needs room; see `Claim`. The key must be unique."""
         assert key not in self.waiting
         assert key not in self.running
-        self.waiting[key] = Claim(sizes, model, tuple(beside))
+        self.waiting[key] = Claim(sizes, asked, reloads)
 
     def end(self, key: Hashable) -> None:
         """A load has ended, or is no longer wanted."""
@@ -185,14 +184,20 @@ class Budget:
             return False
         return name not in self.reserved and not any(name in other.steps for other in residents.values())
 
-    def look(self, residents: Residents, used: Callable[[str], Use] = lambda _: (False, 0)) -> Decision:
+    def look(
+        self,
+        residents: Residents,
+        used: Callable[[str], Use] = lambda _: (False, 0),
+        waiters: Waiters = MappingProxyType({}),
+    ) -> Decision:
         """Decide what happens next.
 
         Args:
             residents: the models that requests find now.
             used: returns when a model was used last.
+            waiters: the models whose loads wait for the load of another, because they call it, by that one.
         """
-        return _Look(self, residents, used).decide()
+        return _Look(self, residents, used, waiters).decide()
 
     def holders(self, key: Hashable, residents: Residents) -> list[str]:
         """The models beside the claim's own that hold the room for which it waits, for an error's text."""
@@ -204,12 +209,19 @@ class Budget:
 class _Look:
     """One decision."""
 
-    def __init__(self, budget: Budget, residents: Residents, used: Callable[[str], Use]) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        residents: Residents,
+        used: Callable[[str], Use],
+        waiters: Waiters,
+    ) -> None:
         self._budget = budget
         self._residents = dict(residents)
         for name in budget.leaving:
             self._residents.pop(name, None)
         self._used = used
+        self._waiters = waiters
         self._decision = Decision()
         self._kept = set(budget.reserved)
         self._taken = budget.reserved_bytes + sum(each.size for each in self._residents.values())
@@ -226,20 +238,23 @@ class _Look:
 
     def decide(self) -> Decision:
         for key, claim in tuple(self._budget.waiting.items()):  # before one of these models is told to leave
-            if claim.model and claim.model in self._residents:
+            if not claim.reloads and claim.asked in self._residents:
                 del self._budget.waiting[key]
                 self._decision.ready.append(key)
         pinned = _sizes(self._residents, Stay.PINNED)
         held = 0
-        for key, claim in tuple(self._budget.waiting.items()):
+        waiting = self._budget.waiting
+        first = [key for key, claim in waiting.items() if claim.asked in self._waiters] if self._waiters else []
+        for key in dict.fromkeys((*first, *waiting)):
+            claim = waiting[key]
             if held == AHEAD:
                 break
             if (lack := self._lack(claim, pinned)) > 0:
-                del self._budget.waiting[key]
+                del waiting[key]
                 self._decision.refuse[key] = lack
             else:
                 self._admit(key, claim, pinned)
-                held += key in self._budget.waiting
+                held += key in waiting
         over = self._taken - self._freeing - self._budget.limit
         if over > 0:
             _, over = self._dismiss(over, partly=True)
@@ -248,9 +263,24 @@ class _Look:
 
     def _lack(self, claim: Claim, pinned: Mapping[str, int]) -> int:
         """Bytes that the claim will always lack, beside models that never leave and loads that wait for it."""
-        beside = [self._budget.running[key].sizes for key in claim.beside if key in self._budget.running]
+        beside = [each.sizes for each in self._that_wait_for(claim).values()]
         lack = sum(_largest([pinned, claim.sizes, *beside]).values()) - self._budget.limit
         return lack if lack > 0 and self._new(claim) else 0
+
+    def _that_wait_for(self, claim: Claim) -> dict[Hashable, Claim]:
+        """The running claims that cannot end before this one, because their models wait for its model, or for others
+        that wait for it."""
+        found: dict[Hashable, Claim] = {}
+        seen = {claim.asked}
+        left = [claim.asked]
+        while left:
+            for waiter in self._waiters.get(left.pop(), ()):
+                loads = {key: each for key, each in self._budget.running.items() if waiter in each.sizes}
+                found.update(loads)
+                more = {waiter}.union(*(each.sizes for each in loads.values())) - seen
+                seen |= more
+                left.extend(more)
+        return found
 
     def _begin(self, key: Hashable, claim: Claim) -> None:
         self._taken += self._new(claim)
@@ -262,7 +292,9 @@ class _Look:
         """Begin a claim, make models leave for it, or let it wait."""
         new = self._new(claim, self._promised)
         lacking = self._taken + self._promised_bytes + new - self._budget.limit
-        goes_ahead = self._blocked is None or self._goes_ahead(claim, pinned)
+        # what waits for it holds up the blocked one, too
+        is_urgent = claim.asked in self._waiters and bool(self._that_wait_for(claim))
+        goes_ahead = self._blocked is None or is_urgent or self._goes_ahead(claim, pinned)
         if goes_ahead and (lacking <= 0 or not self._new(claim)) and not self._is_leaving(claim):
             self._begin(key, claim)
             return
@@ -280,7 +312,7 @@ class _Look:
     def _goes_ahead(self, claim: Claim, pinned: Mapping[str, int]) -> bool:
         """Whether a later claim fits beside the blocked one when that one no longer waits for others."""
         assert self._blocked is not None
-        elders = self._blocked.elders or frozenset()
+        elders = (self._blocked.elders or frozenset()) - self._that_wait_for(self._blocked).keys()
         younger = [each.sizes for key, each in self._budget.running.items() if key not in elders]
         future = _largest([pinned, self._blocked.sizes, claim.sizes, self._promised, *younger])
         return sum(future.values()) <= self._budget.limit

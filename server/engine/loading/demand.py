@@ -21,7 +21,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from copy import copy
 from functools import partial
 from typing import Any, TypeVar
@@ -81,12 +81,21 @@ class Demand:
         self._lifecycle = lifecycle
         self._infer = infer
         self._options = options
-        self._memory = Memory(models, lifecycle, budget=budget, pinned=frozenset(pinned), is_wanted=self._is_wanted)
+        self._memory = Memory(
+            models,
+            lifecycle,
+            budget=budget,
+            pinned=frozenset(pinned),
+            is_wanted=self._is_wanted,
+            waiters=self._waiters_by_model,
+        )
         self._clock = clock
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._urged: dict[str, contextlib.ExitStack] = {}  # loads for which a model waits
         # for each model, the loads that wait for it, each with the model that asks
         self._waiters: dict[str, dict[tuple[ModelLock, str], contextlib.ExitStack]] = {}
+        # for each model, the models whose loads wait for it otherwise than with a request
+        self._askers: dict[str, Counter[str]] = {}
         self._callers = Counter[str]()  # of `bring`, which wait for the model
         self._others: set[asyncio.Task[Any]] = set()  # further running work: joins, and loads for clients
         self._failed: dict[str, tuple[float, ServerError]] = {}  # the end of the pause after a failure, and the failure
@@ -125,7 +134,7 @@ class Demand:
             if joins:
                 self._keep(self._join(name, asked_by))
             else:
-                self._memory.also_beside(name, asked_by)
+                asyncio.get_running_loop().call_soon(self._memory.look)  # it may not wait for the room of `asked_by`
         if not joins:
             asyncio.get_running_loop().call_soon(self._serve, name, by_model)  # after the request has been submitted
         return ""
@@ -165,6 +174,30 @@ class Demand:
     def _forget_waiters(self, name: str) -> None:
         for wait in self._waiters.pop(name, {}).values():
             wait.close()
+
+    def _waiters_by_model(self) -> dict[str, list[str]]:
+        """The models whose loads wait for the load of another, by that one: a few."""
+        return {
+            name: [*(asked_by for _, asked_by in self._waiters.get(name, ())), *self._askers.get(name, ())]
+            for name in self._waiters.keys() | self._askers.keys()
+        }
+
+    @contextlib.contextmanager
+    def _asked(self, name: str, asked_by: str) -> Iterator[None]:
+        """Inside the block, the load of `asked_by`, if there is one, waits for this model."""
+        if self._lifecycle.lock_of_load(asked_by) is None:
+            yield
+            return
+        askers = self._askers.setdefault(name, Counter())
+        askers[asked_by] += 1
+        self._memory.look()  # the model may not wait for the room of `asked_by`
+        try:
+            yield
+        finally:
+            askers[asked_by] -= 1
+            askers += Counter()  # drops those with none left
+            if not askers:
+                self._askers.pop(name, None)
 
     async def _join(self, name: str, asked_by: str) -> None:
         """Answer the requests for a model that is loaded together with `asked_by`, which calls it."""
@@ -218,7 +251,7 @@ class Demand:
                 continue
             self._callers[name] += 1
             try:
-                with self._lifecycle.waiting(name, asked_by):
+                with self._lifecycle.waiting(name, asked_by), self._asked(name, asked_by):
                     await asyncio.shield(self._begin(name, bool(asked_by)))
             except NotFound:
                 return
@@ -300,8 +333,7 @@ class Demand:
             The failures; none, and no load, if no request waits for the model any more, or somebody else has loaded it.
         """
         while True:
-            beside = [asked_by for _, asked_by in self._waiters.get(name, ())] if on_demand else []
-            async with self._memory.room(name, sizes, on_demand=on_demand, beside=beside) as begun:
+            async with self._memory.room(name, sizes, on_demand=on_demand) as begun:
                 if on_demand and not begun:
                     return {}
                 try:
@@ -320,12 +352,15 @@ class Demand:
         except ConfigError as error:
             raise Unavailable(f"load failed for model '{name}': {error}") from error
 
-    async def load(self, name: str, load: Load, *, allowed: Allowed, is_override: bool) -> Mapping[str, Failure]:
+    async def load(
+        self, name: str, load: Load, *, asked_by: str, allowed: Allowed, is_override: bool
+    ) -> Mapping[str, Failure]:
         """Make room for a load for a client or a model; the load continues if the caller is cancelled.
 
         Args:
             name: of the model.
             load: see `Load`.
+            asked_by: the model that waits; empty for a client.
             allowed: whether the caller may load a model of this name; no model leaves for a denied load.
             is_override: the load has a content of its own, whose size is not known before: others leave afterwards.
 
@@ -335,7 +370,8 @@ class Demand:
         """
         if not self._memory.is_limited:
             return await load(without_limit)
-        return await asyncio.shield(self._keep(self._load_with_room(name, load, allowed, is_override)))
+        with self._asked(name, asked_by):
+            return await asyncio.shield(self._keep(self._load_with_room(name, load, allowed, is_override)))
 
     async def _load_with_room(
         self, name: str, load: Load, allowed: Allowed, is_override: bool

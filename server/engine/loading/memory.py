@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
 from inferd.server.engine import config as configuration
-from inferd.server.engine.loading.budget import Budget, Resident, Residents, Stay, Use
+from inferd.server.engine.loading.budget import Budget, Resident, Residents, Stay, Use, Waiters
 from inferd.server.engine.loading.lifecycle import Lifecycle
 from inferd.server.engine.models.registry import Models
 from inferd.server.engine.repository.folders import ModelFolder, marks, size_of
@@ -40,6 +40,7 @@ class Memory:
         budget: bytes of files that loaded models may have; None: any number.
         pinned: names of models that stay.
         is_wanted: whether requests still wait for a model to be loaded on demand.
+        waiters: returns the models whose loads wait for the load of another, by that one.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Memory:
         budget: int | None,
         pinned: frozenset[str],
         is_wanted: Callable[[str], bool],
+        waiters: Callable[[], Waiters],
     ) -> None:
         self._models = models
         self._lifecycle = lifecycle
         self._pinned = pinned
         self._is_wanted = is_wanted
+        self._waiters = waiters
         self._budget = Budget(budget or 0)
         self.is_limited = budget is not None
         self._loaded: dict[str, Resident] = {}  # as if no sequence was live
@@ -68,16 +71,13 @@ class Memory:
             models.subscribe(self._changed)
 
     @asynccontextmanager
-    async def room(
-        self, name: str, sizes: dict[str, int], *, on_demand: bool, beside: Iterable[str] = ()
-    ) -> AsyncIterator[bool]:
+    async def room(self, name: str, sizes: dict[str, int], *, on_demand: bool) -> AsyncIterator[bool]:
         """Hold room for a load inside the block. False: the model was loaded meanwhile, or no request waits for it.
 
         Args:
             name: of the model.
             sizes: bytes of all models that are loaded together.
-            on_demand: requests wait for the model; else a client reloads it.
-            beside: models whose loads wait for this one.
+            on_demand: requests wait for the model; else a client or a model reloads it.
 
         Raises:
             Exhausted: it does not fit beside the models that stay; or, NoRoomInTime, the others have not left in time.
@@ -87,7 +87,7 @@ class Memory:
             return
         key: Hashable = name if on_demand else (name, object())
         begins = self._begins[key] = asyncio.get_running_loop().create_future()
-        self._budget.claim(key, sizes, model=name if on_demand else "", beside=beside)
+        self._budget.claim(key, sizes, asked=name, reloads=not on_demand)
         if self._closed:
             begins.set_result(False)
         try:
@@ -110,11 +110,6 @@ class Memory:
             for name, size in found.items()
         )
 
-    def also_beside(self, name: str, asked_by: str) -> None:
-        """Record that one more load waits for this model, whose own load may be waiting for room."""
-        if claim := self._budget.waiting.get(name):
-            claim.beside = (*claim.beside, asked_by)
-
     def _out_of_patience(self, key: Hashable, name: str, sizes: dict[str, int]) -> NoRoomInTime:
         holders = self._budget.holders(key, self._residents()) if key in self._budget.waiting else []
         return NoRoomInTime(
@@ -135,14 +130,14 @@ class Memory:
 
     def look(self) -> None:
         """Decide which loads begin and which models leave; called after every change."""
-        if self._closed:
+        if self._closed or not self.is_limited:
             return
         for key in tuple(self._budget.waiting):
             if isinstance(key, str) and not self._is_wanted(key):
                 self._budget.end(key)
                 _answer(self._begins[key], False)
         residents = self._residents()
-        decision = self._budget.look(residents, self._used)
+        decision = self._budget.look(residents, self._used, self._waiters())
         for key in decision.begin:
             _answer(self._begins[key], True)
         for key in decision.ready:
