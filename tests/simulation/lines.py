@@ -56,6 +56,7 @@ WRONG_HEADS = (  # and what each is told
     (("content-type", "text/html"), "the content-type of a gRPC call must begin with application/grpc"),
     (("te", ""), "a gRPC call must carry the header 'te: trailers'"),
     (("grpc-timeout", "123456789m"), "grpc-timeout must be at most 8 digits and one of H M S m u n"),
+    (("grpc-encoding", "gzips"), "the grpc-encoding of the request is not supported, accepted encodings: identity, "),
     (("grpc-encoding", "br"), "the grpc-encoding of the request is not supported, accepted encodings: identity, "),
     (("x-large", "n" * 17_000), "the request headers exceed 16384 bytes"),
 )
@@ -216,7 +217,7 @@ class Front:
 
     def __init__(self, random: Random, limits: Limits | None = None) -> None:
         self.random = random
-        is_free = limits is not None  # of quotas, and of what a pool does
+        is_free = self.is_prompt = limits is not None  # no quotas, no pool, and clients hear at once what comes
         limits = limits or Limits(
             max_message=random.choice((None, None, 10_000)),
             max_inflated=random.choice((None, None, 30_000)),
@@ -385,7 +386,7 @@ class Front:
         self.numbers += 1
         timeout = random.choice((-1.0, -1.0, 0.0, 3.0, 30.0))
         packed = random.choice(("", "", "gzip", "deflate"))
-        accepts = random.choice(("identity", "gzip", "deflate,gzip", " br, deflate ", "identity,gzip ,br", ""))
+        accepts = random.choice(("identity", "gzip", "deflate,gzip", " br, deflate ", "gzips,deflated", ""))
         wrong, told = random.choice(WRONG_HEADS) if random.random() < 0.08 else (("", ""), "")
         extra = (("x-more", random.choice(("a", "b" * 300))),) if random.random() < 0.3 else ()
         headers = [("number", str(self.numbers)), ("beside-bin", base64_of(b"\0" + str(self.numbers).encode())), *extra]
@@ -678,6 +679,8 @@ class Front:
 
     def _judge_eviction(self, evicted: Asked) -> None:
         """The server held too much: no other client owes clearly more than who has lost this call."""
+        if not self.is_prompt:
+            return  # the client hears of it later, when others owe more
         most = self._debt(evicted.line.use, evicted, least=False)
         for use, _ in self.uses:
             if use is not evicted.line.use and (owed := self._debt(use, None, least=True)) > max(1.0, most + 0.5):
