@@ -563,7 +563,8 @@ class Process(AnyWorker):
             self.say(self.its_side, p.RELEASE, number=order.number)
         self.say(self.its_work, p.DONE, record, flags=flags, number=order.number)
         if keeps and not releases_early:
-            self.later(self.random.randint(0, MS), lambda: self.say(self.its_side, p.RELEASE, number=order.number))
+            longest = self.lag.choice((MS, MS, 1000 * MS))  # it may have ended before
+            self.later(self.random.randint(0, longest), lambda: self.say(self.its_side, p.RELEASE, number=order.number))
         self._chat()
 
     def _chat(self) -> None:
