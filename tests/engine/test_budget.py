@@ -284,6 +284,15 @@ def test_a_load_that_waits_for_another_is_refused_at_once_if_they_do_not_fit_tog
     assert budget.look({}, waiters={"b": ["a"]}).refuse == {"b": 2}
 
 
+def test_a_load_whose_own_models_leave_no_room_is_refused_and_holds_up_no_others() -> None:
+    """Guards that a loaded step counts that could not be read: the ensemble, and all after it, waited 5 minutes."""
+    budget = Budget(2)
+    budget.claim("E", {"E": 0, "a": 2, "b": 0}, asked="E")
+    budget.claim("c", {"c": 1}, asked="c")
+    decision = budget.look(residents(b=1))
+    assert (decision.refuse, decision.begin) == ({"E": 1}, ["c"])
+
+
 def test_a_load_for_which_a_running_one_waits_goes_ahead_of_those_that_wait_for_that_one() -> None:
     """Guards that the three do not wait in a circle, where many came before, nor does another take its room."""
     budget = Budget(4)

@@ -264,7 +264,8 @@ class _Look:
     def _lack(self, claim: Claim, pinned: Mapping[str, int]) -> int:
         """Bytes that the claim will always lack, beside models that never leave and loads that wait for it."""
         beside = [each.sizes for each in self._that_wait_for(claim).values()]
-        lack = sum(_largest([pinned, claim.sizes, *beside]).values()) - self._budget.limit
+        own = {name: self._size(name) for name in claim.sizes}  # these stay for it
+        lack = sum(_largest([pinned, claim.sizes, own, *beside]).values()) - self._budget.limit
         return lack if lack > 0 and self._new(claim) else 0
 
     def _that_wait_for(self, claim: Claim) -> dict[Hashable, Claim]:
