@@ -34,7 +34,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("_native", "backends/python", "backends/identity")
-NEEDED = ("inferd_client", "tests/simulation")  # by the simulations
+NEEDED = ("inferd_client", "tests/simulation", "tests/native")  # by the simulations
 ORIGIN = re.compile(r'/\* "inferd/((?:_native|backends)/[\w/]+\.(?:pyx|pxd))":(\d+)$')
 END = re.compile(r"\s*/\* (?:function exit code|Python wrapper|#### Code section)")
 DECISION = re.compile(r"\s*(?:\} else )?(?:if|while|for|switch) \(|\s*case |\s*default:")
