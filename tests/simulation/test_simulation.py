@@ -38,8 +38,8 @@ def test_a_seed_says_everything_that_happens():
 
 def test_a_crowd_beside_them_finds_every_rule_kept():
     """Clients in C, which ask the same models much, find nothing, and the same happens again."""
-    said = run("--first", "2", "--seeds", "1", "--crowd", "500", "--twice")
-    assert "of crowds 500," in said, said
+    said = run("--first", "2", "--seeds", "1", "--crowd", "1000", "--twice")
+    assert "of crowds 1000," in said, said
 
 
 def test_another_process_tells_the_same_story():
