@@ -71,7 +71,7 @@ ENDS = {"models": ["mourned", "slow"], "clients": 2, "calls": 14, "deadlines": F
     ids=["levels", "both", "direct", "chain", "two in a row", "ends"],
 )
 def test_whatever_memory_is_refused_a_call_has_one_outcome(seed, scale):
-    """Each seventeenth take of memory of some calls is refused (each, in `make soak`): no call is forgotten, nothing stays
+    """Each seventeenth take of memory of some calls is refused (`make soak`: each): no call is forgotten, nothing stays
     behind."""
     print(run("--takes", EVERY_TAKE, "--first", str(seed), "--scale", json.dumps(scale)))
 
