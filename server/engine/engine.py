@@ -303,11 +303,7 @@ class Engine:
             failures: Mapping[str, Failure] = await load()
         else:
             failures = await self._demand.load(
-                name,
-                lambda fits: load(fits=fits),
-                asked_by=asked_by,
-                allowed=allowed,
-                is_override=override is not NOTHING,
+                name, load, asked_by=asked_by, allowed=allowed, is_override=override is not NOTHING
             )
         if failure := failures.get(name):
             raise failure.error

@@ -297,7 +297,7 @@ class Dispatchers:
         self.decided(self.probe.look(line, self.now))
 
     def resize(self) -> None:
-        """There is more or less of a resource; what is held stays held."""
+        """Resize a resource. Claims keep what they hold."""
         if self.limited:
             k, total = self.random.randrange(2), self.random.randint(2, 5)
             self.totals[k] = total

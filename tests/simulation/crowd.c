@@ -849,7 +849,6 @@ int line_free(struct line *line) {
     return count;
 }
 
-int line_open(struct line *line) { return CALLS - line->free_count; }
 int line_went_away(struct line *line) { return line->went_away; }
 
 /* How many open calls the server has taken, as its GOAWAY says. */

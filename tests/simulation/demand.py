@@ -43,8 +43,8 @@ class Demand:
         return NO_ROOM in text and self.lacks_room(names)
 
     def told_since(self, since_ns: int, text: str) -> int:
-        """Since when that may have happened of which a request is told that has begun then: the failure of a load is
-        told for a while."""
+        """The earliest time of the event of which `text` tells a request that began at `since_ns`. The server tells a
+        failed load for a while after it."""
         return since_ns - RETRY if self.on and "load failed for model" in text else since_ns
 
     def lacks_room(self, names: Iterable[str]) -> bool:

@@ -95,7 +95,7 @@ class Devices:
         self._alive()
 
     def _alive(self) -> Counter[str]:
-        """What there is of the driver."""
+        """The number of objects of each sort that the driver has."""
         report = self._stub.report()
         if wrong := [line for line in report if line.startswith("violation")]:
             raise Violation(f"the driver: {wrong}")
@@ -103,7 +103,7 @@ class Devices:
 
     @contextmanager
     def _nothing_left(self) -> Iterator[None]:
-        """What is made meanwhile is gone at the end."""
+        """The driver has the same objects after the block as before."""
         before = self._alive()
         yield
         if (after := self._alive()) != before and self._exact:
@@ -290,7 +290,7 @@ class Devices:
     # -- regions of clients --
 
     def _open(self) -> None:
-        """Register memory of a client; what is opened is closed on a thread, and looked for at the end."""
+        """Register memory of a client. A thread closes what this opens. At the end the driver may have none open."""
         random, size = self._random, self._random.choice((1, SIZE, SIZE + 1))
         regions = Regions(max_count=2, max_byte_size=2 * SIZE)
         fd = os.memfd_create("memory of a device")
@@ -366,7 +366,7 @@ def _node_of(pci: str) -> int:
 
 
 class Work:
-    """Two streams that work on the same bytes of a device, one after the other, and what is to come of it.
+    """Two streams that work on the same bytes of a device, one after the other, and the bytes that are expected.
 
     Args:
         gpu: the device, which is current.
@@ -548,7 +548,7 @@ class Work:
 
 
 def _end_in_vain(stream: Stream) -> None:
-    """What is recorded may not be waited for; the stream is as before then."""
+    """A stream that records cannot be waited for. Afterwards it works as before."""
     for act, text in ((stream.synchronize, "CAPTURE_UNSUPPORTED"), (stream.end_capture, "CAPTURE_INVALIDATED")):
         try:
             act()

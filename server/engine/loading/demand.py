@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from copy import copy
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from inferd._native.service.infer import InferService
 from inferd.server.engine import config as configuration
@@ -40,8 +40,13 @@ from inferd.server.errors import ConfigError, NotFound, ServerError, Unavailable
 log = logging.getLogger("inferd.engine")
 
 T = TypeVar("T")
-Load = Callable[[Fits], Coroutine[Any, Any, Mapping[str, Failure]]]
-"""Loads a model if that tells that there is room for it, and returns the failures."""
+
+
+class Load(Protocol):
+    """Loads a model, if `fits` says that there is room for it, and returns the failures."""
+
+    def __call__(self, *, fits: Fits) -> Coroutine[Any, Any, Mapping[str, Failure]]: ...
+
 
 RETRY_SECONDS = 5.0
 """Seconds after a failed load in which the model is not tried again."""
@@ -147,7 +152,7 @@ class Demand:
 
     def _kept(self, task: asyncio.Task[Any]) -> None:
         self._others.discard(task)
-        _ = task.cancelled() or task.exception()  # marked as seen: a caller who has left does not hear of it
+        _mark_seen(task)
 
     def _is_wanted(self, name: str) -> bool:
         """Whether requests or callers still wait for this model."""
@@ -226,7 +231,7 @@ class Demand:
     def _begin(self, name: str, by_model: bool = False) -> asyncio.Task[None]:
         if name not in self._loads:
             self._loads[name] = load = asyncio.create_task(self._answer(name))
-            load.add_done_callback(lambda load: load.cancelled() or load.exception())  # marked as seen
+            load.add_done_callback(_mark_seen)
         if by_model and name not in self._urged:
             self._urged[name] = contextlib.ExitStack()
             self._urged[name].enter_context(self._lifecycle.awaited(name))
@@ -321,7 +326,7 @@ class Demand:
         if sizes is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         load = partial(self._lifecycle.load, (name,), is_wanted=partial(self._is_wanted, name))
-        failures = await self._in_room(name, sizes, lambda fits: load(fits=fits), on_demand=True)
+        failures = await self._in_room(name, sizes, load, on_demand=True)
         failure = failures.get(name)
         if failure and not failure.halted and not self._models.versions(name):  # no version is served
             raise Unavailable(failure.answer)
@@ -337,7 +342,7 @@ class Demand:
                 if on_demand and not begun:
                     return {}
                 try:
-                    return await load(partial(self._memory.is_room_for, sizes=sizes))
+                    return await load(fits=partial(self._memory.is_room_for, sizes=sizes))
                 except Outgrown as found:
                     log.info("'%s' has more bytes than were counted: its load waits for room for them", name)
                     sizes = {**sizes, **{each: max(size, sizes.get(each, 0)) for each, size in found.sizes.items()}}
@@ -369,7 +374,7 @@ class Demand:
             ServerError: what `load` raises.
         """
         if not self._memory.is_limited:
-            return await load(without_limit)
+            return await load(fits=without_limit)
         with self._asked(name, asked_by):
             return await asyncio.shield(self._keep(self._load_with_room(name, load, allowed, is_override)))
 
@@ -380,7 +385,7 @@ class Demand:
         if sizes is not None and all(map(allowed, sizes)):
             return await self._in_room(name, sizes, load, on_demand=False)
         try:
-            return await load(without_limit)
+            return await load(fits=without_limit)
         finally:
             self._memory.look()
 
@@ -396,3 +401,9 @@ class Demand:
 def _unexpected(name: str, failure: Exception) -> Unavailable:
     log.error("model %s could not be loaded", name, exc_info=failure)
     return Unavailable(f"load failed for model '{name}': {type(failure).__name__}")
+
+
+def _mark_seen(task: asyncio.Task[Any]) -> None:
+    """asyncio logs an exception that nobody has retrieved: the caller who would retrieve it may have left."""
+    if not task.cancelled():
+        task.exception()

@@ -147,9 +147,8 @@ class Lifecycle:
         self._room = Room(threads, patience, PACE)
         self._locks = ModelLocks()
         self._made_in: dict[str, Loading] = {}  # models that are being made now
-        self._looking: dict[
-            _Request, None
-        ] = {}  # whose configurations are being read, or which wait for replaced versions
+        # whose configurations are being read, or which wait for replaced versions
+        self._looking: dict[_Request, None] = {}
         self._endings = Endings(models, drained, end)
         self._work: set[asyncio.Task[Any]] = set()
         self._stopping = False

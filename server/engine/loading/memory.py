@@ -104,7 +104,7 @@ class Memory:
             self.look()
 
     def is_room_for(self, found: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-        """Whether models with `found` bytes need no more than what is reserved with `sizes`, or what they have now."""
+        """Whether each model's `found` bytes fit into its reservation in `sizes`, or into its present size."""
         return all(
             size <= sizes.get(name, 0) or (name in self._loaded and size <= self._loaded[name].size)
             for name, size in found.items()
