@@ -31,6 +31,7 @@ from inferd._native.transport.client import ClientUse
 from inferd._native.transport.connection import Connection
 from inferd._native.transport.endpoint import Endpoint
 from inferd._native.transport.thread_pool import PoolThreads
+from tests.simulation.quotas import ANNOUNCED, IN_FLIGHT
 from tests.simulation.wire import FRAME, PING, SETTINGS, Stream, Violation, Wire, frame, request_headers, take_message
 
 PATH = "/test/Stream"
@@ -42,10 +43,6 @@ WRITABLE = 64 << 10  # unsent bytes below which a call may go on
 SMALL = 2000  # bytes: smaller messages need not be compressed
 POOLED = 64 << 10  # bytes from which threads of a pool may be asked
 LIMITED, LATE, UNKNOWN = 8, 4, 2
-IN_FLIGHT = re.compile(
-    r"client (\w+) has (\d+) (calls|streams|bytes) in flight, (?:which is more than )?its limit (?:of|is) (\d+)$"
-)
-ANNOUNCED = re.compile(r"client (\w+) announces a message of (\d+) bytes, which is more than its limit of (\d+)$")
 TOGETHER = re.compile(r"the request announces a message of (\d+) bytes; all clients together may have (\d+)$")
 LARGER = re.compile(r"Received message larger than max \((\d+) vs\. (\d+)\)$")
 INFLATED = re.compile(r"Received message larger than max after decompression \(limit (\d+)\)$")
