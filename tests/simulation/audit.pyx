@@ -69,20 +69,83 @@ def objects_wait() -> bool:
     return owned_waits()
 
 
-def fullness(LaneHandle handle) -> list[int]:
-    """How many requests wait, on each priority level; of sequences, how many sequences wait for a slot."""
-    cdef Levels *levels
-    if isinstance(handle, QueueLane):
-        levels = &(<QueueLane>handle).queue().levels
-        return [levels.segments[2 * i].count + levels.segments[2 * i + 1].count for i in range(levels.level_count)]
-    if isinstance(handle, SequenceLane):
-        return [(<SequenceLane>handle).sequencer().slots.backlog.count]
-    return []
+cdef class Gauge:
+    """What tells how full a lane is: requests on each priority level of a queue, requests in an ensemble, requests of
+    sequences and sequences that wait for a slot.
+
+    Args:
+        owner: of the lane; told with what is full or wrong.
+        limits: of requests on each level, the first being 1; 0: none.
+        backlog: of sequences that wait for a slot; 0: none.
+    """
+
+    cdef LaneHandle handle
+    cdef readonly object owner
+    cdef tuple limits
+    cdef int64_t backlog
+    cdef bint had_idle  # an instance waited at the last look
+
+    def __init__(self, LaneHandle handle not None, owner, limits: tuple[int, ...], backlog: int) -> None:
+        self.handle = handle
+        self.owner = owner
+        self.limits = limits
+        self.backlog = backlog
 
 
-def has_idle(LaneHandle handle) -> bool:
-    """Whether an instance waits at a queue, which takes what comes at the end of the step in which it comes."""
-    return isinstance(handle, QueueLane) and (<QueueLane>handle).queue().line.idle_count > 0
+def reached(gauges: list[Gauge]) -> list[tuple[object, int, bool]]:
+    """Which limits are reached now; to be called after every step.
+
+    Returns:
+        The owner; the level, 0 for the backlog of sequences; and whether all of a queue's requests came in this step,
+        for an instance waited at it before, which takes what comes at the end of the step.
+    """
+    cdef Gauge gauge
+    cdef list found = []
+    for gauge in gauges:
+        if isinstance(gauge.handle, QueueLane):
+            _queue_reached(gauge, (<QueueLane>gauge.handle).queue(), found)
+        elif isinstance(gauge.handle, SequenceLane):
+            _sequences_reached(gauge, &(<SequenceLane>gauge.handle).sequencer().slots, found)
+        elif 0 < <int64_t>gauge.limits[0] <= gauge.handle.lane.in_flight:
+            found.append((gauge.owner, 1, False))
+    return found
+
+
+cdef int _queue_reached(Gauge gauge, const Queue *queue, list found) except -1:
+    cdef const Levels *levels = &queue.levels
+    cdef int64_t taken = queue.lane.in_flight if gauge.had_idle else 0  # when all had come
+    cdef int64_t limit, count
+    cdef uint32_t i
+    gauge.had_idle = queue.line.idle_count > 0
+    if levels.level_count != <uint32_t>len(gauge.limits):
+        raise ValueError(f"a queue has {levels.level_count} levels, where {len(gauge.limits)} are configured")
+    if taken or levels.count:
+        for i in range(levels.level_count):
+            limit = gauge.limits[i]
+            count = levels.segments[2 * i].count + levels.segments[2 * i + 1].count
+            if 0 < limit <= max(count, taken):
+                found.append((gauge.owner, i + 1, taken > 0))
+    return 0
+
+
+cdef int _sequences_reached(Gauge gauge, const Slots *slots, list found) except -1:
+    if 0 < <int64_t>gauge.limits[0] <= slots.waiting:
+        found.append((gauge.owner, 1, False))
+    if 0 < gauge.backlog <= slots.backlog.count:
+        found.append((gauge.owner, 0, False))
+    return 0
+
+
+def with_pending(gauges: list[Gauge]) -> list[tuple[object, int]]:
+    """The owners of lanes on which requests wait, and how many."""
+    cdef Gauge gauge
+    cdef uint32_t count
+    cdef list found = []
+    for gauge in gauges:
+        count = gauge.handle.lane.scheduler.pending(gauge.handle.lane)
+        if count:
+            found.append((gauge.owner, count))
+    return found
 
 
 def oldest(LaneHandle handle) -> int:
@@ -122,20 +185,23 @@ def shares(LaneHandle handle) -> list[tuple[int, int]]:
     return found
 
 
-def sequences(LaneHandle handle) -> tuple[int, int, int]:
-    """For a lane with sequences: how many have a slot, how many wait for one, and how many requests wait."""
-    cdef Slots *slots = &(<SequenceLane?>handle).sequencer().slots
-    return slots.live - slots.backlog.count, slots.backlog.count, slots.waiting
-
-
-def audit(LaneHandle handle, now: int, grain: int, at_rest: bool) -> str:
-    """What is wrong with a lane now.
+def audit(gauges: list[Gauge], now: int, grain: int, at_rest: bool) -> tuple[object, str] | None:
+    """What is wrong with one of these lanes now, and its owner; None: nothing.
 
     Args:
         now: in nanoseconds.
         grain: by which timers may be late.
         at_rest: no thread can go on before time passes.
     """
+    cdef Gauge gauge
+    for gauge in gauges:
+        problem = _audit(gauge.handle, now, grain, at_rest)
+        if problem:
+            return gauge.owner, problem
+    return None
+
+
+cdef str _audit(LaneHandle handle, int64_t now, int64_t grain, bint at_rest):
     if isinstance(handle, QueueLane):
         return _audit_queue((<QueueLane>handle).queue(), now, grain, at_rest)
     if isinstance(handle, SequenceLane):

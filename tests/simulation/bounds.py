@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tests.simulation.audit import audit, fullness, has_idle, objects_wait, sequences, shares
+from tests.simulation.audit import audit, objects_wait, reached, shares, with_pending
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.wire import Violation
 
@@ -29,7 +29,7 @@ GRAIN = MS + MS // 5  # of timers, and what the loop did first
 RETRY = 10 * MS  # after which a sequence is looked at again for which there was no memory
 SOON = 50 * MS  # in which what a client has said of its streams comes to the server, and is heard there
 OFTEN = 16  # steps, after which all lists are counted
-SLOTS = "slots"
+SLOTS = 0  # in place of a level: sequences that wait for slots
 SPARE = 8  # the part of its time that a request with a deadline has left when it is executed, at least
 PUNCTUAL = MS // 100  # that it may be executed later
 HOUSE = re.compile(r"^Exceeds maximum queue size: the server already holds (\d+) requests, its limit")
@@ -54,17 +54,13 @@ class Bounds:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self._full_ns: dict[tuple[str, int | str], int] = {}  # when a level of a model was full last, by its name
+        self._full_ns: dict[tuple[str, int], int] = {}  # when a level of a model was full last, by its name
         self._equal_ns: dict[tuple[str, int], int] = {}  # when no client had more in a full queue than this one
-        self._idle: set[str] = set()  # versions of which an instance waited at the last look
         self._fault_ns = -1  # when memory was refused last
         self._faults = 0
         self._left_ns = -1  # when requests may have left a queue in the same step in which others were refused
         self._steps = 0
         self._hurried: dict[int, tuple[Call, int]] = {}  # calls with a deadline, and when they must be executed
-
-    def _versions(self) -> list[Version]:
-        return self.simulation.shop.every()
 
     # -- after every step
 
@@ -76,9 +72,10 @@ class Bounds:
         if simulation.is_faulty and simulation.world.failed_takes != self._faults:
             self._faults = simulation.world.failed_takes
             self._fault_ns = now
-        for version in simulation.serving():
-            if version.bounded:
-                self._note_fullness(version, now)
+        for version, level, taken in reached(simulation.shop.bounded):
+            self._full_ns[version.kind.name, level] = now
+            if not version.kind.steps and version.kind.sequence is None:
+                self._note_shares(version, level, now, taken=taken)
         simulation.demand.look()
         if self._steps % OFTEN == 0 and not simulation.world.front_is_held():
             self._audit(now, at_rest=False)
@@ -87,30 +84,7 @@ class Bounds:
         """The server hears in this step, or soon, that nobody waits for some requests any more, which leave queues."""
         self._left_ns = max(self._left_ns, self.simulation.world.now() + (SOON if soon else 0))
 
-    def _note_fullness(self, version: Version, now: int) -> None:
-        kind, lane = version.kind, version.loaded.lane
-        levels = kind.queue.levels
-        if kind.steps:
-            self._note(kind.name, 1, lane.in_flight, levels[0].max_size, now)
-        elif kind.sequence is not None:
-            _, backlog, waiting = sequences(lane)
-            self._note(kind.name, 1, waiting, levels[0].max_size, now)
-            self._note(kind.name, SLOTS, backlog, kind.sequence.max_backlog, now)
-        else:
-            taken = lane.in_flight if version.prefix in self._idle else 0  # when all had come
-            for level, (waiting, policy) in enumerate(zip(fullness(lane), levels, strict=True), 1):
-                count = max(waiting, taken)
-                if self._note(kind.name, level, count, policy.max_size, now):
-                    self._note_shares(version, level, now, taken)
-            (self._idle.add if has_idle(lane) else self._idle.discard)(version.prefix)
-
-    def _note(self, name: str, level: int | str, count: int, limit: int, now: int) -> bool:
-        is_full = 0 < limit <= count
-        if is_full:
-            self._full_ns[name, level] = now
-        return is_full
-
-    def _note_shares(self, version: Version, level: int, now: int, taken: int) -> None:
+    def _note_shares(self, version: Version, level: int, now: int, *, taken: bool) -> None:
         """Which clients have as many as any other, now that one more request would be too many."""
         counts: dict[int, int] = {use.number: 0 for use in self.simulation.uses}
         for client, its_level in shares(version.loaded.lane):
@@ -123,9 +97,9 @@ class Bounds:
 
     def _audit(self, now: int, *, at_rest: bool) -> None:
         grain = GRAIN + RETRY if self.simulation.is_faulty else GRAIN
-        for version in self._versions():
-            if problem := audit(version.loaded.lane, now, grain, at_rest):
-                raise Violation(f"{version.prefix}: {problem}")
+        if found := audit(self.simulation.shop.gauges, now, grain, at_rest):
+            version, problem = found
+            raise Violation(f"{version.prefix}: {problem}")
 
     # -- when nothing can go on
 
@@ -181,10 +155,8 @@ class Bounds:
     def quiet(self) -> None:
         """Nobody asks anything, and nothing can go on: nothing is held, and nothing waits."""
         simulation = self.simulation
-        for version in self._versions():
-            lane = version.loaded.lane
-            if lane.pending:
-                raise Violation(f"{version.prefix}: {lane.pending} requests wait, and nobody asks anything")
+        for version, pending in with_pending(simulation.shop.gauges):
+            raise Violation(f"{version.prefix}: {pending} requests wait, and nobody asks anything")
         if simulation.service.admitted_count:
             raise Violation(f"{simulation.service.admitted_count} requests are in flight, and nobody asks anything")
         if simulation.endpoint.held:
@@ -247,11 +219,11 @@ class Bounds:
             return True
         return not simulation.is_exact or self._left_ns >= call.opened_ns or simulation.crowd is not None
 
-    def _was_full(self, call: Call | Refused, kind: Kind, level: int | str, told: int) -> bool:
+    def _was_full(self, call: Call | Refused, kind: Kind, level: int, told: int) -> bool:
         if level == SLOTS:
             limit = kind.sequence.max_backlog if kind.sequence else 0
         else:
-            limit = kind.queue.levels[int(level) - 1].max_size
+            limit = kind.queue.levels[level - 1].max_size
         if limit == 0 or told != limit:
             return False
         since = self._full_ns.get((kind.name, level), -1)

@@ -194,7 +194,6 @@ class Version:
 
     def __init__(self, kind: Kind, backend: SimulatedBackend, loaded: LoadedVersion) -> None:
         self.kind = kind
-        self.bounded = kind.bounded
         self.prefix = backend.prefix
         self.count = len(loaded.spec.instances)
         self.backend = backend
@@ -204,7 +203,6 @@ class Version:
         self.over = 0  # requests, as it has said
         self.told: dict[str, float] = {}  # by its metrics
         self.loaded_ns = backend.world.now()
-        self.threadless_ns = 0  # since when requests wait, and no thread has begun
 
     @property
     def executed(self) -> int:

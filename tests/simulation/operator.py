@@ -39,6 +39,7 @@ from inferd.server.engine.pbtxt.source import Source
 from inferd.server.engine.repository.folders import CONFIGURATION, REST, ModelFolder
 from inferd.server.errors import ConfigError, ServerError
 from inferd_client.pb import model_config_pb2
+from tests.simulation.audit import Gauge
 from tests.simulation.blunders import blunder
 from tests.simulation.kernels import Make, draw_make
 from tests.simulation.kinds import KINDS, STEPS
@@ -219,6 +220,9 @@ class Shop:
     Attributes:
         versions: those that requests find, by model.
         ending: those that finish what they have accepted.
+        gauges: of all versions that have not ended.
+        bounded: of those whose queues may be full, and that requests may come to, departing ones included.
+        changes: how often `versions` has changed.
         problem: what the server has done wrong, empty for nothing.
     """
 
@@ -226,6 +230,9 @@ class Shop:
         self.simulation = simulation
         self._random = Random(f"{simulation.outcome.seed} shop")
         self._by_lane: dict[LaneHandle, Version] = {}
+        self.gauges: list[Gauge[Version]] = []
+        self.bounded: list[Gauge[Version]] = []
+        self.changes = 0
         self._numbers: dict[str, int] = {}  # of versions made so far, by model
         self.versions: dict[str, Version] = {}
         self.ending: list[Version] = []
@@ -302,6 +309,11 @@ class Shop:
             )
         version = Version(kind, backend, loaded)
         self._by_lane[loaded.lane] = version
+        limits = tuple(level.max_size for level in kind.queue.levels)
+        gauge = Gauge(loaded.lane, version, limits, kind.sequence.max_backlog if kind.sequence else 0)
+        self.gauges.append(gauge)
+        if kind.bounded:
+            self.bounded.append(gauge)
         simulation.traces.loaded(version)
         if kind.steps and kind.warms:
             simulation.oracle.asked(kind, at_any_time=True)  # its steps, before it serves
@@ -317,6 +329,7 @@ class Shop:
         version = None if lane is None else self._by_lane[lane]
         if version is self.versions.get(name):
             return
+        self.changes += 1
         if version is None:
             del self.versions[name]
             simulation.tell("engine", f"serves '{name}' no more")
@@ -334,10 +347,12 @@ class Shop:
             self.simulation.tell("engine", f"ends {loaded.sequences} sequences of {version.prefix}")
             self.simulation.cut_ns[loaded.name] = self.simulation.world.now()
         self.ending.append(version)
+        self.bounded = [gauge for gauge in self.bounded if gauge.owner is not version]
 
     def ended(self, loaded: LoadedVersion) -> None:
         """Check that the version has ended, and all of its requests with it."""
         simulation, version = self.simulation, self._by_lane.pop(loaded.lane)
+        self.gauges = [gauge for gauge in self.gauges if gauge.owner is not version]
         simulation.tell("engine", f"has seen {version.prefix} off")
         self.ending.remove(version)
         version.note_threads()
@@ -354,6 +369,8 @@ class Shop:
         if version is not None and version not in self.ending:
             self.simulation.tell("engine", f"never serves {version.prefix}")
             del self._by_lane[loaded.lane]
+            self.gauges = [gauge for gauge in self.gauges if gauge.owner is not version]
+            self.bounded = [gauge for gauge in self.bounded if gauge.owner is not version]
 
     def failed(self, name: str) -> None:
         """The load of a model has failed."""

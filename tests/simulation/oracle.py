@@ -17,7 +17,7 @@ from inferd._native.refusal import refusal_counts
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests import richerrors
 from tests.simulation.ages import ENDS, is_too_late, may_drop
-from tests.simulation.audit import oldest, responses_wait
+from tests.simulation.audit import oldest, responses_wait, with_pending
 from tests.simulation.beside import row_of_tensor
 from tests.simulation.demand import NO_LOADS
 from tests.simulation.kind import FIRST_QUESTION, Kind, serialize_strings
@@ -88,6 +88,7 @@ class Oracle:
         self.order: dict[tuple[int, int, str, int], int] = {}
         self.ended: dict[int, Sequence] = {}  # without a request that says so, of which their models are told
         self.full_ns = -1  # when the house was full last
+        self._threadless: dict[Version, int] = {}  # since when requests wait, and no thread has begun
         self.reasons: Counter[str] = Counter()  # of refusals that clients have heard
         self.refusals = refusal_counts()  # before
         self.over: dict[str, int] = {}  # calls, by model, however they ended
@@ -687,21 +688,23 @@ class Oracle:
         if simulation.is_faulty:
             return
         executed = simulation.endpoint.ledger["executed"]
-        handled = live_counters()["exchanges"] or simulation.door._contexts
-        if executed and simulation.service.admitted_count == 0 and not handled:
+        is_nobodys = executed and simulation.service.admitted_count == 0 and not simulation.door._contexts
+        if is_nobodys and not live_counters()["exchanges"]:  # of handlers in Python
             raise Violation(f"{executed} bytes are held as executed, and no request is in flight")
         if responses_wait(simulation.endpoint):
             raise Violation("responses have been handed over, and no thread has heard of them")
         for instance in simulation.executions.running:
             if instance.must_stop(now - GRAIN):
                 raise Violation(f"nobody waits for {instance.numbers}, and {instance.name} was not stopped")
-        for version in (*simulation.versions.values(), *simulation.shop.ending):
-            pending = version.loaded.lane.pending
-            if not pending:
-                version.threadless_ns = 0
-                continue
-            if version.backend.late:
-                self._check_threads(version, now)
+        threadless, self._threadless = self._threadless, {}
+        for version, pending in with_pending(simulation.shop.gauges):
+            if version is not simulation.versions.get(version.kind.name) and version not in simulation.shop.ending:
+                continue  # nothing finds it yet
+            if version.backend.late and version.count and not version.has_threads:
+                # the first thread is waited for only as long as the system refuses it
+                since = self._threadless[version] = threadless.get(version, now)
+                if now - since > PATIENCE:
+                    raise Violation(f"{version.prefix}: requests wait, and no instance has a thread")
             delay = version.kind.delay_us if not version.kind.needs or self._has_resources(version.kind) else None
             if delay is None or not version.count:
                 continue
@@ -722,16 +725,6 @@ class Oracle:
             if version.kind.needs
         )
         return bool(kind.needs) and is_known and not lacks
-
-    @staticmethod
-    def _check_threads(version: Version, now: int) -> None:
-        """Requests wait for the first thread only as long as the system refuses it."""
-        if version.has_threads or not version.count:
-            version.threadless_ns = 0
-        elif version.threadless_ns == 0:
-            version.threadless_ns = now
-        elif now - version.threadless_ns > PATIENCE:
-            raise Violation(f"{version.prefix}: requests wait, and no instance has a thread")
 
     def end(self) -> None:
         """All is over: nothing is held, nothing was executed for nobody."""

@@ -378,10 +378,6 @@ class Simulation:
         """The versions that requests find, by model."""
         return self.shop.versions
 
-    def serving(self) -> list[Version]:
-        """All versions that requests may come to, departing ones included."""
-        return [version for version in self.shop.every() if version not in self.shop.ending]
-
     def look(self, name: str) -> None:
         """Read what its version tells of itself."""
         version = self.versions[name]
@@ -569,7 +565,7 @@ class Simulation:
 
     def _is_busy(self) -> bool:
         """Whether anything goes on that the end of the server would disturb."""
-        return self.is_asked() or self.calls_open > 0 or self.hostile_left > 0 or self.operator.waits > 0
+        return self.calls_open > 0 or self.hostile_left > 0 or self.operator.waits > 0 or self.is_asked()
 
     # -- calls --
 
