@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.mutants.copies import EACH_TAKE, USUAL, Copy
+from tests.mutants.copies import SOME_TAKES, USUAL, Copy
 from tests.mutants.operators import Mutant
 from tests.mutants.packages import selected_tests
 from tests.mutants.reach import SEED, TAKES, Reach
@@ -93,7 +93,7 @@ class Trials:
         if self.simulated.runs:
             self.seeds = sum(run.startswith(SEED) for run in self.simulated.runs)
             return
-        found, printed = self.copy.simulate((*USUAL, "--jobs", "1", "--seeds", "100000", "--cpu", str(cpu)), *EACH_TAKE)
+        found, printed = self.copy.simulate((*USUAL, "--jobs", "1", "--seeds", "100000", "--cpu", str(cpu)), *SOME_TAKES)
         if found:
             raise Unsound(found)
         self.seeds = simulated(printed)
@@ -165,12 +165,12 @@ class Trials:
         """The arguments of each simulation."""
         usual = (*USUAL, "--jobs", "1", "--cpu")
         if not self.simulated.runs:
-            return [(*usual, str(ENOUGH_CPU), "--seeds", str(self.seeds)), *EACH_TAKE]
+            return [(*usual, str(ENOUGH_CPU), "--seeds", str(self.seeds)), *SOME_TAKES]
         known = self.simulated.runs if self._simulations is None else self._simulations
         runs = [run.split() for run in known if run not in self._always_failing]
         seeds = [number for kind, number in runs if kind == SEED]
         attempts = [(*usual, str(self.cpu), "--these", *seeds)] if seeds else []
-        return attempts + [EACH_TAKE[int(number)] for kind, number in runs if kind == TAKES]
+        return attempts + [SOME_TAKES[int(number)] for kind, number in runs if kind == TAKES]
 
     def _fails_without(self, mutant: Mutant, seed: str) -> bool:
         """Whether this seed fails with the original, too: the simulation has changed since it was measured."""
