@@ -93,7 +93,9 @@ class Trials:
         if self.simulated.runs:
             self.seeds = sum(run.startswith(SEED) for run in self.simulated.runs)
             return
-        found, printed = self.copy.simulate((*USUAL, "--jobs", "1", "--seeds", "100000", "--cpu", str(cpu)), *SOME_TAKES)
+        found, printed = self.copy.simulate(
+            (*USUAL, "--jobs", "1", "--seeds", "100000", "--cpu", str(cpu)), *SOME_TAKES
+        )
         if found:
             raise Unsound(found)
         self.seeds = simulated(printed)

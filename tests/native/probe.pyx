@@ -20,6 +20,7 @@ from inferd._native.request.request cimport (
     terms_begin,
     terms_limit,
 )
+from inferd._native.scheduling.adaptive cimport predictor_gap
 from inferd._native.scheduling.dispatcher cimport (
     CONSUMER_AWAY,
     CONSUMER_IDLE,
@@ -202,6 +203,10 @@ cdef class QueueProbe:
     def predictor(self):
         """What has been learnt."""
         return self.handle.predictor()
+
+    def gap(self, count: int) -> int:
+        """How long the next request takes to come, as it has learnt, while so many wait."""
+        return predictor_gap(&self.handle.queue().predictor, count)
 
     def take(self, now: int, *, idle: int = 0) -> list[int]:
         """What an instance that asks at this time gets, while so many others wait; nothing when it has to wait."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 STEPS_NS = (1, 999, 1000, 5000, 10_000, 1_000_000)
 TAKES_NS = (0, 1000, 5000, 20_000, 1_000_000)
 LONG_TAKES_NS = (100_000, 1_000_000, 4_000_000)  # waiting for more may pay beside these
+COUNTS = (1, 2, 3, 5, 8)  # of requests that wait
 
 
 def draw_policy(random: Random, *, plain: bool = False) -> Policy:
@@ -70,6 +71,8 @@ class Queues:
             self.random.choice(kinds)()
             assert self.probe.pending == [request.tag for request in self.model.waiting]
             assert set(self.probe.pending) == set(self.rows)
+            if self.probe.predictor is not None:
+                assert [self.probe.gap(n) for n in COUNTS] == [self.model.delay.gap(n) for n in COUNTS]
         self.finish()
 
     def end(self, tags: list[int]) -> None:

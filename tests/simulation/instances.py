@@ -334,11 +334,8 @@ class SimulatedInstance(Instance):
     def _try_others(self, batch: Batch, y: np.ndarray) -> None:
         """Ask the batch, and the one before, what none may ask; hand over an output that another takes the place of."""
         old, self.old = self.old, batch
-        if self.kind.style == "alternating" or self.random.random() > OFTEN:
+        if self.kind.style == "alternating":
             return
-        problem = misuse(batch, self.random, y, iterative=self.kind.repeats)
-        if problem and not self.backend.executions.is_faulty:
-            self.complain(problem)
         if old is not None and old is not batch:
             try:
                 old.request_count  # noqa: B018
@@ -346,6 +343,11 @@ class SimulatedInstance(Instance):
             except ValueError as error:
                 if str(error) != "this batch has been answered":
                     self.complain(f"is told of a batch that has been answered: {error}")
+        if self.random.random() > OFTEN:
+            return
+        problem = misuse(batch, self.random, y, iterative=self.kind.repeats)
+        if problem and not self.backend.executions.is_faulty:
+            self.complain(problem)
         if self.kind.style != "in place" and self.random.random() < 0.3:
             batch.set_output("y", np.zeros_like(y))
 

@@ -250,8 +250,7 @@ class Process(AnyWorker):
         place = offset if flags & p.IN_ARENA else -1
         record = self.memory[offset : offset + size] if flags & p.IN_ARENA else data[p.HEAD.size :]
         if kind == p.CONFIGURE:
-            self.flags = json.loads(record).get("flags", 0)
-            self.later(self.random.randint(0, MS), lambda: self.say(self.its_work, p.READY, b"{}"))
+            self._configure(record)
         elif kind == p.EXECUTE:
             self._execute(number, record, place)
         elif kind == p.ALLOCATED and end is self.its_work:
@@ -274,6 +273,17 @@ class Process(AnyWorker):
         elif kind == p.FINALIZE:
             self.say(self.its_work, p.FINALIZED)
             self.end()
+
+    def _configure(self, record: bytes) -> None:
+        """Learn what it is; the record lies in the arena if it is long."""
+        try:
+            configuration = json.loads(record)
+        except ValueError:
+            configuration = None
+        if not isinstance(configuration, dict) or configuration["name"] != self.launch.name:
+            raise Violation(f"{self.name}: its configuration is {record[:80]!r}")
+        self.flags = configuration["flags"]
+        self.later(self.random.randint(0, MS), lambda: self.say(self.its_work, p.READY, b"{}"))
 
     def _take_credit(self, number: int, credit: int) -> None:
         if number in self.babbles:

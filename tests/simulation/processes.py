@@ -9,6 +9,7 @@ import socket
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
+from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from inferd.backends.python._link import TeamHandle
 from inferd.backends.python.attendant import Attendant, Post
 from inferd.backends.python.instance import PythonInstance
 from inferd.backends.python.process import AnyWorker
+from inferd.backends.python.worker.protocol import PACKET
 from tests.simulation.process import Process
 from tests.simulation.world import UNWATCHED, WORKER_FD
 
@@ -35,6 +37,7 @@ SECOND = 1000 * MS
 EXECUTION_TIMEOUT = 0.2  # seconds
 LONG_TIMEOUT = 36_000.0  # of one that waits for other models: that it waits in vain is found before
 FINISH_TIMEOUT = 1.0
+LONG = 0.3  # of workers whose configuration does not fit into a packet
 
 
 class Town:
@@ -124,7 +127,8 @@ class Launch:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        return {"mode": "serve"}
+        is_long = Random(f"{self.backend.salt} {self.name} is long").random() < LONG
+        return {"mode": "serve", "name": self.name, "path": "x" * PACKET if is_long else ""}
 
     @property
     def environment(self) -> SimpleNamespace:
