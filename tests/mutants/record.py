@@ -152,8 +152,9 @@ bytes as before, it is equivalent (*same code*). Otherwise simulations run, by o
 CPU: seeds, and few calls, again for each fourth take of memory in them, which fails. Where they find nothing, the tests
 run that import its package or speak of it (`tests/mutants/packages.py`). Of both only those run that reach the
 statement, as far as that has been measured (`tests/mutants/reach.py`), and of the tests as many, the quickest first, as
-take 90 seconds. A failing test counts when it fails twice with the mutant and passes without it. *Proved* are those that change
-nothing which can be seen, each with its reason (`tests/mutants/equivalent.py`). What does not compile is no mutant.
+take 90 seconds. A failing test counts when it fails twice with the mutant and passes without it. *Proved* are those
+that change nothing which can be seen, each with its reason (`tests/mutants/equivalent.py`). What does not compile is no
+mutant.
 
 The seconds are those of a machine which others use too.
 """
