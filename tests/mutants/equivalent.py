@@ -98,6 +98,20 @@ PROOFS: tuple[Proof, ...] = (
         "The branch before takes 0xEF (239), so that it never comes here.",
     ),
     Proof(
+        "_native/protobuf/codec.pyx",
+        "decode_input",
+        "str_clear(&head.datatype)",
+        "pass",
+        "Of a text without bytes only the size is looked at, which is zero already: no reader needs an address.",
+    ),
+    Proof(
+        "_native/protobuf/contents.pyx",
+        "contents_copy",
+        "return",
+        "pass",
+        "`infer_decode` has read the same bytes before, and refuses what would end here.",
+    ),
+    Proof(
         "_native/transport/eviction.pyx",
         "find_debtors",
         "if debt_with(conn) == together and account_owed(&conn.account):",
