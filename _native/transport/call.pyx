@@ -22,7 +22,13 @@ from inferd._native.transport.errorinfo cimport stream_refuse
 from inferd._native.transport.expiry cimport stream_watch
 from inferd._native.transport.headers cimport header_value, metadata_headers, metadata_pairs
 from inferd._native.transport.incoming cimport stream_drop_message
-from inferd._native.transport.ledger cimport PYTHON_CALL_MEMORY, STAGE_WITH_HANDLER, charge_make, charge_resize
+from inferd._native.transport.ledger cimport (
+    PYTHON_CALL_MEMORY,
+    STAGE_WITH_HANDLER,
+    account_exceeded,
+    charge_make,
+    charge_resize,
+)
 from inferd._native.transport.message cimport Incoming
 from inferd._native.transport.nghttp2 cimport (
     NGHTTP2_INTERNAL_ERROR,
@@ -388,13 +394,15 @@ cdef class Call:
         negative. The end of the call releases the charge."""
         cdef Py_ssize_t more = size
         cdef Stream *stream
+        cdef bint exceeds = False
         if more < -<Py_ssize_t>self.held:
             raise ValueError(f"the call holds {self.held} bytes, got {size}")
         stream = self.enter()
         if stream != NULL and not stream_ended(stream):
             self.held = <size_t>(<Py_ssize_t>self.held + more)
             charge_resize(&stream.with_handler, <size_t>(<Py_ssize_t>stream.with_handler.bytes + more))
-        front_leave()
+            exceeds = account_exceeded(&stream.conn.host.account)  # an I/O thread ends calls at the end of its round
+        self.leave(exceeds)
 
     def let_go(self) -> None:
         """Release the charge of the request messages: the handler has taken what it needs of them."""

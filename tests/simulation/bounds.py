@@ -110,8 +110,7 @@ class Bounds:
         self._hurry(until_ns)
         simulation.demand.rest()
         held = simulation.endpoint.held
-        # what handlers in Python hold is charged at once, and the limit is looked after in the next round of the front
-        if held > simulation.held_limit > 0 and not simulation.by_python:
+        if held > simulation.held_limit > 0:
             raise Violation(
                 f"{held} bytes are held, where {simulation.held_limit} may be: {simulation.endpoint.ledger}"
             )
