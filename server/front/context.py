@@ -163,12 +163,21 @@ class NativeContext:
         Raises:
             CallOverError: the call is over.
         """
+        await self.answer(message)
+        while not self._call.writable:
+            await self._changed()
+
+    async def answer(self, message: Any) -> None:
+        """Send the only response message of a call, whose status follows at once: a server that stops does not end a
+        call that has its status.
+
+        Raises:
+            CallOverError: the call is over.
+        """
         encoded = self._serialize(message) if self._serialize else message
         await self.send_initial_metadata(())
         self._call.send_message(encoded, self._compress_next)
         self._compress_next = True
-        while not self._call.writable:
-            await self._changed()
 
     async def send_initial_metadata(self, initial_metadata: Metadata) -> None:
         if initial_metadata and self._headers_sent:
@@ -303,6 +312,9 @@ class BlockingContext:
 
     def write(self, message: Any) -> None:
         self._wait(self._context.write(message))
+
+    def answer(self, message: Any) -> None:
+        self._wait(self._context.answer(message))
 
     def send_initial_metadata(self, initial_metadata: Metadata) -> None:
         self._wait(self._context.send_initial_metadata(initial_metadata))

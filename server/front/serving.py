@@ -81,7 +81,7 @@ async def _run_async(handler: Handler, behaviour: Callable[..., Any], context: N
         return
     response = await behaviour(await _request(handler, context), context)
     if not handler.response_streaming and context.code() in (None, grpc.StatusCode.OK):
-        await context.write(response)
+        await context.answer(response)
 
 
 def _run_blocking(handler: Handler, behaviour: Callable[..., Any], request: Any, context: BlockingContext) -> None:
@@ -90,4 +90,4 @@ def _run_blocking(handler: Handler, behaviour: Callable[..., Any], request: Any,
         for response in result:
             context.write(response)
     elif context.code() in (None, grpc.StatusCode.OK):
-        context.write(result)
+        context.answer(result)

@@ -139,6 +139,29 @@ def test_a_slow_reader_gets_every_answer_when_the_server_stops(lines, line, monk
     assert uvloop.run(main()) == [SIZE] * CALLS
 
 
+def test_an_answer_that_is_given_is_sent_when_the_time_of_a_stop_is_over(lines, monkeypatch):
+    """The handlers in Python are over when they have returned their answers, of which the client has read nothing."""
+    monkeypatch.setattr(native, "TELLING", 0.0)
+    monkeypatch.setattr(native, "PARTING", 60.0)
+    address, policy, root = lines["tcp"]
+
+    async def main() -> list[int]:
+        served, reads = await serve(address, policy), threading.Event()
+        asked = asyncio.create_task(asyncio.to_thread(ask, served.address, root, lambda _: reads.wait(60)))
+        for _ in range(CALLS):
+            await served.started.acquire()
+        served.go.set()
+        await until(lambda: served.door.traffic().held["unsent"] > (CALLS - 1) * SIZE)
+        stopping = asyncio.create_task(served.door.stop(0.0))
+        await asyncio.sleep(0)
+        reads.set()
+        sizes = await asked
+        await stopping
+        return sizes
+
+    assert uvloop.run(main()) == [SIZE] * CALLS
+
+
 @pytest.mark.parametrize("line", ["tcp", "tls"])
 def test_a_slow_reader_gets_every_answer_when_its_connection_is_old(lines, line, monkeypatch):
     """The connection ends at --grpc-max-connection-age, while the server serves others."""

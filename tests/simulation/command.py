@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.simulation.scales import drawn_scale
 from tests.simulation.shrink import TRIALS, shrunk
 from tests.simulation.simulation import Outcome, Scale
-from tests.simulation.workers import Sandbox, jobs, outcomes
+from tests.simulation.workers import MOST, Sandbox, jobs, outcomes
 
 HOUR_NS = 3_600_000_000_000
 
@@ -43,6 +43,7 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=0, help="go on with further seeds for so long")
     parser.add_argument("--cpu", type=float, default=math.inf, help="begin no other seed after so many seconds of CPU")
+    parser.add_argument("--most", type=float, default=MOST, help="one that uses more seconds of CPU does not end")
     parser.add_argument("--twice", action="store_true", help="run each seed again: the same must happen")
     parser.add_argument("--jobs", type=int, default=jobs(), help="at a time")
     parser.add_argument("--keep-going", action="store_true", help="after a seed that fails")
@@ -54,7 +55,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="write figures there")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    sandbox = Sandbox()
+    sandbox = Sandbox(arguments.most)
     scale = Scale(**{key: tuple(value) if isinstance(value, list) else value for key, value in arguments.scale.items()})
 
     def scale_of(seed: int) -> Scale:

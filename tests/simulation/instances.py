@@ -348,7 +348,7 @@ class SimulatedInstance(Instance):
         problem = misuse(batch, self.random, y, iterative=self.kind.repeats)
         if problem and not self.backend.executions.is_faulty:
             self.complain(problem)
-        if self.kind.style != "in place" and self.random.random() < 0.3:
+        if self.kind.style != "in place" and not self.kind.clumsy and self.random.random() < 0.3:
             batch.set_output("y", np.zeros_like(y))
 
     def _placed(self, batch: Batch, y: np.ndarray) -> np.ndarray:

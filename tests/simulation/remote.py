@@ -44,6 +44,7 @@ class Remote:
         self._values: dict[str, tuple[bytes, float]] = {}  # and when they are forgotten
         self._unsound: set[str] = set()  # of these
         self._asked = self._given = 0  # how often it was asked, and has had a sound answer
+        self._has_failed = False  # so that the server does not ask for a while
         self._times = random.sample(TIMES, 2)
         self._fails = random.choice((0, 0, 0.02, 0.2)) if self.on else 0
         self._spoils = random.choice((0, 0.1, 0.3))
@@ -68,7 +69,7 @@ class Remote:
             Violation: the server has not asked, or has made nothing of what it was given.
         """
         reuse = self._simulation.service.reuse()
-        if self.on and reuse["misses"] >= FEW and not self._asked:
+        if self.on and reuse["misses"] >= FEW and not (self._asked or self._has_failed):
             raise Violation(f"Redis is never asked, and the cache has {reuse}")
         if self.on and self._given >= FEW and not reuse["hits"]:
             raise Violation(f"Redis has given {self._given} answers, and the cache has {reuse}")
@@ -78,6 +79,7 @@ class Remote:
     async def _take_time(self) -> None:
         random = self._random
         draw = random.random()
+        self._has_failed = self._has_failed or draw < self._fails
         await asyncio.sleep(SLOW if draw < self._fails / 3 else random.choice(self._times))
         if draw < self._fails * 2 / 3:
             raise redis.ConnectionError("gone")

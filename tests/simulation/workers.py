@@ -39,8 +39,9 @@ def jobs() -> int:
 class Running:
     """A simulation in its process."""
 
-    def __init__(self, seed: int, pid: int, pipe: int, remains: Remains) -> None:
+    def __init__(self, seed: int, pid: int, pipe: int, remains: Remains, most: float) -> None:
         self.remains = remains
+        self.most = most
         self.seed = seed
         self.pid = pid
         self.pipe = pipe
@@ -50,10 +51,12 @@ class Running:
 
     def is_stuck(self) -> bool:
         """Whether it will not end by itself. Time alone does not tell: others may have the processors."""
+        used = cpu_seconds(self.pid)
+        if used > self.most:
+            return True
         if time.monotonic() < self.until:
             return False
-        used = cpu_seconds(self.pid)
-        if used > MOST or used - self._used < LEAST:
+        if used - self._used < LEAST:
             return True
         self._used = used
         self.until = time.monotonic() + PATIENCE
@@ -71,7 +74,7 @@ class Running:
         os.close(self.pipe)
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        how = "it does not end" if used > MOST else "its threads wait for each other"
+        how = "it does not end" if used > self.most else "its threads wait for each other"
         return self._left(f"{how}: {used:.0f} s of CPU used")
 
     def end(self) -> Outcome:
@@ -101,9 +104,14 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Sandbox:
-    """Forks simulations. Nothing else of the process may have threads."""
+    """Forks simulations. Nothing else of the process may have threads.
 
-    def __init__(self) -> None:
+    Args:
+        most: seconds of CPU that each may use.
+    """
+
+    def __init__(self, most: float = MOST) -> None:
+        self._most = most
         gpu_stub.load()
         self.world = World()
         cases()  # once for all
@@ -122,7 +130,7 @@ class Sandbox:
         pid = os.fork()
         if pid:
             os.close(ours)
-            return Running(seed, pid, theirs, remains)
+            return Running(seed, pid, theirs, remains, self._most)
         status = 1
         try:
             Story.remains = remains
