@@ -6,6 +6,7 @@ Of consumers and resources the model is that there is nothing left to decide.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -51,15 +52,21 @@ def draw_level(random: Random) -> QueuePolicySpec:
 
 
 class Queues:
-    """Random arrivals, cancellations, timeouts and instances; each request comes to one end."""
+    """Random arrivals, cancellations, timeouts and instances; each request comes to one end.
 
-    def __init__(self, random: Random) -> None:
+    Args:
+        waits: instances wait for more requests whenever that pays, as it often does.
+    """
+
+    def __init__(self, random: Random, *, waits: bool = False) -> None:
         self.random = random
-        self.policy = policy = draw_policy(random)
+        self.policy = policy = draw_policy(random, plain=waits)
+        if waits:
+            self.policy = policy = replace(policy, batching=True, max_rows=12, preferred=(), adaptive=True)
         self.model = QueueModel(policy)
         self.probe = QueueProbe(policy.spec(), max_queue=policy.max_queue, held=policy.held)
         self.now = 1_000_000
-        self.takes = random.choice((TAKES_NS, LONG_TAKES_NS))
+        self.takes = LONG_TAKES_NS if waits else random.choice((TAKES_NS, LONG_TAKES_NS))
         self.pushed = 0
         self.rows: dict[int, int] = {}  # of those that have not ended
         self.ended: set[int] = set()

@@ -38,6 +38,7 @@ def make_histories(seed: int) -> None:
     kinds: tuple[tuple[int, Callable[[Random], None]], ...] = (
         (2, lambda random: play(random, random.randint(1, STEPS))),
         (2, lambda random: Queues(random).play(STEPS)),
+        (2, lambda random: Queues(random, waits=True).play(STEPS)),
         (2, lambda random: Dispatchers(random).play(STEPS)),
         (1, play_timers),
         (1, play_resources),

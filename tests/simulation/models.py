@@ -68,9 +68,18 @@ class SimulatedModel(Model):
     spec: ModelSpec
 
     def __post_init__(self) -> None:
+        self._in_front: memoryview | None = None
         if self.backend.kind.style == "worker":
             self.arena = ArenaHandle(f"simulated {self.backend.kind.name}")
             self.team = TeamHandle()
+            self._in_front = self._take_some()
+
+    def _take_some(self) -> memoryview:
+        """Have what workers get lie elsewhere than where the arena begins."""
+        may_fail = self.backend.world.may_fail(0)
+        _, block = self.arena._take(1)
+        self.backend.world.may_fail(may_fail)
+        return block
 
     @property
     def any_thread(self) -> bool:  # type: ignore[override]
@@ -97,7 +106,7 @@ class SimulatedModel(Model):
         return (RaggedInstance if backend.kind.ragged else SimulatedInstance)(backend, spec.name)
 
     def close(self) -> None:
-        pass
+        self._in_front = None
 
 
 class InstanceThread(threading.Thread):
