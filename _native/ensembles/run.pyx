@@ -114,7 +114,7 @@ cdef void find_needs(const EnsemblePlan *plan, const Request *request, uint8_t *
     # the outputs of an outer scope are sent with those of the inner one
     for scope in range(plan.scope_count):
         for i in range(plan.scope_count):
-            if i != scope and sends[scope] and sends[i] and plan_encloses(plan, scope, i):
+            if i != scope and sends[i] and plan_encloses(plan, scope, i):
                 sends[scope] = 0
     plan_needs(plan, outputs, tensors, steps)
 

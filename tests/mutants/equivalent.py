@@ -98,6 +98,20 @@ PROOFS: tuple[Proof, ...] = (
         "The branch before takes 0xEF (239), so that it never comes here.",
     ),
     Proof(
+        "_native/execution/warmup.pyx",
+        "warmup_requests",
+        "request = first",
+        "pass",
+        "The request that was made last is the first of the list, and the configuration has a count of 1 at least.",
+    ),
+    Proof(
+        "_native/model_files.pyx",
+        "look_at_folder",
+        "cdef uint64_t hash = hash_on(0, folder.path)",
+        "cdef uint64_t hash = hash_on(1, folder.path)",
+        "Sums of hashes are only compared with others that began with the same number.",
+    ),
+    Proof(
         "_native/protobuf/codec.pyx",
         "decode_input",
         "str_clear(&head.datatype)",

@@ -659,6 +659,8 @@ cdef str _audit_kept(const Request *work):
     for i in range(work.signature.input_count):
         if work.inputs[i].block != NULL and work.inputs[i].block != work.block:
             return "an answer is kept with the memory of its request"
+        if work.inputs[i].block != NULL and not work.inputs[i].present:
+            return "an answer is kept with memory for an input that its request did not have"
     if work.response.parameter_block != NULL and work.response.parameter_block != work.block:
         return "an answer is kept with the memory of its parameters"
     return ""
