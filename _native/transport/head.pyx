@@ -32,6 +32,7 @@ from inferd._native.transport.stream cimport (
     Method,
     Stream,
     stream_drop_fields,
+    stream_ended,
 )
 
 
@@ -174,7 +175,9 @@ cdef int keep_field(Stream *stream, nghttp2_rcbuf *name, nghttp2_rcbuf *value) n
 
 cdef void head_complete(Stream *stream) noexcept nogil:
     receiving_move(&stream.receiver.state, RECEIVING_PREFIX)
-    if stream.seen & HEADER_TOO_LARGE:
+    if stream_ended(stream):
+        pass  # while its headers came: the server stops, or needs memory
+    elif stream.seen & HEADER_TOO_LARGE:
         text = format_text("the request headers exceed %d bytes", <int>MAX_HEADER_BYTES)
         stream_refuse(stream, REFUSAL_LIMIT_EXCEEDED, text)
     elif not stream.seen & HEADER_POST:

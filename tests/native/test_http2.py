@@ -27,7 +27,7 @@ ECHO = "/test.Echo/Echo"
 UNSENT_LIMIT = 4 << 20
 QUEUED_LIMIT = 1 << 20
 STREAM_WINDOW = 4 << 20
-INTERNAL = 13
+INTERNAL, UNAVAILABLE = 13, 14
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -979,3 +979,18 @@ def test_headers_say_the_same_whatever_the_calls_before_have_said(heads):
     finally:
         peer.close()
         lanes.close()
+
+
+def test_a_call_that_is_ended_while_its_headers_come_does_not_begin(echo):
+    """A server that stops ends it between two parts of its headers: nobody hears of it, and nothing is charged."""
+    peer = connected(echo.endpoint)
+    stream = peer.open(ECHO)
+    headers = peer.h2.data_to_send()
+    peer.feed(headers[:-1])
+    peer.connection.fail_calls("stopping")
+    peer.feed(headers[-1:])
+    assert echo.endpoint.held == 0, echo.endpoint.ledger
+    peer.pump()
+    assert not echo.calls
+    assert (peer.answers[stream].status, peer.answers[stream].details) == (UNAVAILABLE, "stopping")
+    peer.close()
