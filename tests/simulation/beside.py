@@ -169,16 +169,22 @@ class Beside:
             tensor = next(each for each in message.inputs if each.name == "w")
             getattr(tensor.contents, self.field).extend(given.values)
 
-    def spoil(self, random: Random, model: str, batches: bool, message: pb.ModelInferRequest) -> str:
-        """Make the request one that has to be refused; what the refusal has to say, empty: it is as it was."""
+    def spoil(self, random: Random, model: str, most: int, message: pb.ModelInferRequest) -> str:
+        """Make the request one that has to be refused; what the refusal has to say, empty: it is as it was.
+
+        Args:
+            most: rows of a batch; 0: the model has none.
+        """
         tensor = next((each for each in message.inputs if each.name == "w"), None)
         if tensor is None or not message.raw_input_contents:
             return ""
         what, text = random.choice(WRONG), f"input 'w' for model '{model}'"
         place = list(message.inputs).index(tensor)
-        if what == "rows" and batches and place > 0:  # the bytes of the first input would be found to be too few before
+        if what == "rows" and most and place > 0:  # the bytes of the first input would be found to be too few before
             tensor.shape[0] += 1
             expected, got = (each.shape[0] for each in message.inputs)
+            if got > most:
+                return f"inference request batch-size must be <= {most} for '{model}', got {got}"
             last = message.inputs[1].name
             return (
                 f"input '{last}' batch size does not match other inputs for '{model}', expected {expected}, got {got}"

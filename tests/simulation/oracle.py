@@ -542,7 +542,7 @@ class Oracle:
         """Judge the one answer to a request."""
         kind = call.kind
         self.simulation.rights.check(call)
-        if told := self._failure(call):
+        if (told := self._failure(call)) and not call.lost:
             raise Violation(f"{call}: it has to be refused with '{told}', and has an answer")
         if self.simulation.forwarding.must_refuse(call.headers):
             raise Violation(f"{call}: headers {call.headers} cannot be passed on, and it has an answer")

@@ -250,7 +250,7 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
         told = misplace(misplaced, call, message)
         return message.SerializeToString(), told
     if beside is not None and random.random() < 0.5:
-        told = beside.spoil(random, call.kind.name, not call.kind.flat, message)
+        told = beside.spoil(random, call.kind.name, 0 if call.kind.flat else call.kind.rows, message)
         if told:
             return message.SerializeToString(), told
     if what == "cut" and not is_raw:
