@@ -61,6 +61,7 @@ class Bounds:
         self._left_ns = -1  # when requests may have left a queue in the same step in which others were refused
         self._steps = 0
         self._hurried: dict[int, tuple[Call, int]] = {}  # calls with a deadline, and when they must be executed
+        self._waiting: dict[int, tuple[Call, int]] = {}  # calls, and when their time in the queue is over
 
     # -- after every step
 
@@ -108,6 +109,7 @@ class Bounds:
         simulation = self.simulation
         self._audit(simulation.world.now(), at_rest=True)
         self._hurry(until_ns)
+        self._refuse()
         simulation.demand.rest()
         held = simulation.endpoint.held
         if held > simulation.held_limit > 0:
@@ -133,6 +135,25 @@ class Bounds:
             elif until_ns > due_ns + PUNCTUAL and not self.simulation.is_faulty and self._only_waits(call):
                 late = (until_ns - due_ns) // 1000
                 raise Violation(f"{call}: its models are idle until {late} us after it should have been executed")
+
+    def waits(self, call: Call, until_ns: int) -> None:
+        """A call may wait so long in the queue of its model, and not longer."""
+        if call.kind.style == "fresh" and not (call.kind.splits or self.simulation.by_python):
+            self._waiting[call.number] = call, until_ns
+
+    def _refuse(self) -> None:
+        """What was not executed in time has heard so, whatever its model does for others."""
+        simulation = self.simulation
+        for number, (call, until_ns) in list(self._waiting.items()):
+            if call.over or call.lost or (call.kind.name, number) in simulation.executions.count:
+                del self._waiting[number]
+            elif simulation.world.now() > until_ns + SOON and not simulation.is_faulty and self._hears(call):
+                raise Violation(f"{call}: its time in the queue is over, and it has not heard that")
+
+    def _hears(self, call: Call) -> bool:
+        """Whether nothing is on its way to or from the client of a call, which has always read what there was."""
+        client = call.client
+        return not (client.reading or client.pipe.busy) and client.end.flows(call.opened_ns)
 
     def _only_waits(self, call: Call) -> bool:
         """Whether nothing is on its way to or from the client of a call, and no model of it executes anything."""

@@ -182,6 +182,7 @@ class Oracle:
         is_there = not self.simulation.demand.on or kind.name in self.simulation.versions
         if call.timeout_us and is_there and not (call.yields or kind.sequence or kind.steps):
             self._gone(call, now + call.timeout_us * 1000, from_queue=True)
+            self.simulation.bounds.waits(call, now + call.timeout_us * 1000)
 
     def _gone(self, call: Call, ns: int, *, from_queue: bool = False) -> None:
         if self.simulation.by_python:
