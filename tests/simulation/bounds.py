@@ -147,7 +147,7 @@ class Bounds:
         for number, (call, until_ns) in list(self._waiting.items()):
             if call.over or call.lost or (call.kind.name, number) in simulation.executions.count:
                 del self._waiting[number]
-            elif simulation.world.now() > until_ns + SOON and not simulation.is_faulty and self._hears(call):
+            elif simulation.world.now() > until_ns + 2 * GRAIN and not simulation.is_faulty and self._hears(call):
                 raise Violation(f"{call}: its time in the queue is over, and it has not heard that")
 
     def _hears(self, call: Call) -> bool:
