@@ -445,6 +445,8 @@ class Oracle:
             and (call.refusal in unquote(text) or self.simulation.has_no_text(text))
         ):
             return True
+        if simulation.forwarding.may_refuse(call.headers, status, text):
+            return True
         if status == INVALID and (told := self._failure(call)):
             return told in unquote(text) or simulation.has_no_text(text)
         if self._may_seem_slow(status, text):
@@ -458,8 +460,6 @@ class Oracle:
         if status == UNAVAILABLE and text.startswith("timeout of the corresponding sequence has been expired"):
             return call.timeout_us > 0 and kind.sequence is not None
         if simulation.rights.may_refuse(call, status, text, kind.name):
-            return True
-        if simulation.forwarding.may_refuse(call.headers, status, text):
             return True
         names = STEPS[kind.name] | ({"nobody"} if call.wrong else set())
         if simulation.demand.may_refuse(names, call.opened_ns, text):
