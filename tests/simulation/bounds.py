@@ -109,7 +109,7 @@ class Bounds:
         simulation = self.simulation
         self._audit(simulation.world.now(), at_rest=True)
         self._hurry(until_ns)
-        self._refuse()
+        self._check_expired()
         simulation.demand.rest()
         held = simulation.endpoint.held
         if held > simulation.held_limit > 0:
@@ -141,7 +141,7 @@ class Bounds:
         if call.kind.style == "fresh" and not (call.kind.splits or self.simulation.by_python):
             self._waiting[call.number] = call, until_ns
 
-    def _refuse(self) -> None:
+    def _check_expired(self) -> None:
         """What was not executed in time has heard so, whatever its model does for others."""
         simulation = self.simulation
         for number, (call, until_ns) in list(self._waiting.items()):

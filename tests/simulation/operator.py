@@ -347,12 +347,12 @@ class Shop:
             self.simulation.tell("engine", f"ends {loaded.sequences} sequences of {version.prefix}")
             self.simulation.cut_ns[loaded.name] = self.simulation.world.now()
         self.ending.append(version)
-        self.bounded = [gauge for gauge in self.bounded if gauge.owner is not version]
+        self.bounded = without(version, self.bounded)
 
     def ended(self, loaded: LoadedVersion) -> None:
         """Check that the version has ended, and all of its requests with it."""
         simulation, version = self.simulation, self._by_lane.pop(loaded.lane)
-        self.gauges = [gauge for gauge in self.gauges if gauge.owner is not version]
+        self.gauges = without(version, self.gauges)
         simulation.tell("engine", f"has seen {version.prefix} off")
         self.ending.remove(version)
         version.note_threads()
@@ -369,8 +369,8 @@ class Shop:
         if version is not None and version not in self.ending:
             self.simulation.tell("engine", f"never serves {version.prefix}")
             del self._by_lane[loaded.lane]
-            self.gauges = [gauge for gauge in self.gauges if gauge.owner is not version]
-            self.bounded = [gauge for gauge in self.bounded if gauge.owner is not version]
+            self.gauges = without(version, self.gauges)
+            self.bounded = without(version, self.bounded)
 
     def failed(self, name: str) -> None:
         """The load of a model has failed."""
@@ -383,6 +383,11 @@ class Shop:
     def left(self) -> list[str]:
         """Versions that have not ended."""
         return [version.prefix for version in self._by_lane.values()]
+
+
+def without(version: Version, gauges: list[Gauge[Version]]) -> list[Gauge[Version]]:
+    """Those of all other versions."""
+    return [gauge for gauge in gauges if gauge.owner is not version]
 
 
 class WatchedVersion(LoadedVersion):
