@@ -176,8 +176,10 @@ class Beside:
             most: rows of a batch; 0: the model has none.
         """
         tensor = next((each for each in message.inputs if each.name == "w"), None)
-        if tensor is None or not message.raw_input_contents:
+        if tensor is None:
             return ""
+        if not message.raw_input_contents:
+            return self._fill_another(random, model, tensor)
         what, text = random.choice(WRONG), f"input 'w' for model '{model}'"
         place = list(message.inputs).index(tensor)
         if what == "rows" and most and place > 0:  # the bytes of the first input would be found to be too few before
@@ -224,6 +226,15 @@ class Beside:
             return f"unexpected number of string elements {elements + 1} for inference input 'w' for model '{model}'"
         message.raw_input_contents[place] = data + b"\3"
         return f"input byte size mismatch for {text}. Expected {len(data)}, got {len(data) + 1}"
+
+    def _fill_another(self, random: Random, model: str, tensor: Any) -> str:
+        """Give the elements in a field for other ones; see `spoil`."""
+        if not (self.field and tensor.HasField("contents")):
+            return ""
+        tensor.ClearField("contents")
+        field = random.choice(sorted({f"{name}_contents" for name in FIELDS.values()} - {self.field}))
+        getattr(tensor.contents, field).append(b"1" if field == "bytes_contents" else 1)
+        return f"unexpected explicit tensor data for input tensor 'w' for model '{model}', expected {self.field}"
 
 
 def _misuse_strings(batch: Batch, view: Any, complain: Any) -> None:

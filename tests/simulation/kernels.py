@@ -45,7 +45,8 @@ GRAPHS = ((2, 1, 4), (4, 3, 4), (8, 3, 4), (8, 8, 4), (1, 1, 3), (5, 2, 3))  # r
 WAYS = ("copy", "kernel", "shaped later", "own memory", "own input", "in place", "two streams")
 UNCAPTURED = ("shaped later",)
 FAILS = 0.1  # of batches, of a version whose batches fail
-OFTEN = 0.3  # of batches something wrong is done with
+OFTEN = 0.2  # of batches something wrong is done with
+DEEDS = 4  # so much
 CLUMSY = 0.1  # of batches, of a model that answers wrongly
 
 
@@ -294,7 +295,8 @@ class KernelInstance(GpuInstance):
             wide = "output 'y' of shape [100] has no memory for its 800 bytes"
             deeds.append((lambda: batch.set_output_shape("y", (100,)), wide))
             deeds.append((lambda: batch.output_memory("y", 8) and batch.set_output_shape("y", (100,)), wide))
-        self._refuse(*self._random.choice(deeds))
+        for deed, text in self._random.sample(deeds, min(DEEDS, len(deeds))):
+            self._refuse(deed, text)
 
     def _refuse(self, deed: Callable[[], object], text: str) -> None:
         try:
