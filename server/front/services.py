@@ -215,7 +215,7 @@ def _unary(method: Method, policy: Policy) -> Callable[[bytes, Context], Awaitab
             if method.name in MODEL_FIELD:
                 call.require_model(getattr(request, MODEL_FIELD[method.name]))
             response = await handler(request, call)
-            encoded: bytes = response if method.response is None else response.SerializeToString()
+            encoded: bytes = response if method.response is None else response.SerializeToString(deterministic=True)
             return encoded
         except Exception as error:
             return cast(bytes, await _abort(context, method, policy, error))

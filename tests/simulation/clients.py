@@ -221,7 +221,7 @@ class Call:
         """The call in words, for people."""
         deadline = f", deadline {self.deadline_ns // US} us" if self.deadline_ns >= 0 else ""
         parameters = self.message.parameters if self.message is not None else {}
-        named = {key: value for key, value in parameters.items() if key in ("priority", "timeout")}
+        named = {key: parameters[key] for key in ("priority", "timeout") if key in parameters}
         told = "".join(f", {key} {value.int64_param}" for key, value in named.items())
         if self.sequence is not None:
             told += f", sequence {self.sequence.number}"

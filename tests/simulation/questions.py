@@ -422,7 +422,11 @@ def health_check(simulation: Simulation, random: Random) -> QuestionSpec:
 
     message = health_pb2.HealthCheckRequest(service=name)
     return QuestionSpec(
-        f"{HEALTH}Check", message.SerializeToString(), model=model, answers=judge, may=(f"unknown service '{name}'",)
+        f"{HEALTH}Check",
+        message.SerializeToString(),
+        model=model,
+        answers=judge,
+        may=(f"unknown service '{name}'",),
     )
 
 

@@ -135,7 +135,7 @@ class Remote:
             output.shape.extend([1] * 40)
         else:
             message.raw_output_contents.append(b"more")
-        return redis_store._encode(key, message.SerializeToString())
+        return redis_store._encode(key, message.SerializeToString(deterministic=True))
 
 
 def noted(key: str, value: bytes) -> bytes:
@@ -144,7 +144,7 @@ def noted(key: str, value: bytes) -> bytes:
     for name, note in NOTES.items():
         field = "uint64_param" if note == 1 << 63 else FIELDS[type(note)]
         setattr(message.parameters[name], field, note)
-    return redis_store._encode(key, message.SerializeToString())
+    return redis_store._encode(key, message.SerializeToString(deterministic=True))
 
 
 def forget_remote() -> None:

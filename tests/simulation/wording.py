@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +165,7 @@ def noted(random: Random) -> pb.ModelInferRequest:
 
 def serialized(random: Random, message: pb.ModelInferRequest) -> bytes:
     """The bytes of the message, perhaps with a field that comes from a later version of the protocol."""
-    data = message.SerializeToString()
+    data = message.SerializeToString(deterministic=True)
     if len(message.inputs) == 1 and message.inputs[0].contents.fp64_contents and random.random() < 0.5:
         data = singly(message)
     if message.parameters and random.random() < 0.2:
@@ -172,7 +173,7 @@ def serialized(random: Random, message: pb.ModelInferRequest) -> bytes:
     if "note" in message.parameters and random.random() < 0.3:  # the one that comes last counts
         again = pb.ModelInferRequest()
         again.parameters["note"].string_param = message.parameters["note"].string_param = "again"
-        data += again.SerializeToString()
+        data += again.SerializeToString(deterministic=True)
     return data + random.choice((UNKNOWN_FIELD, nested(DEEPEST))) if random.random() < 0.1 else data
 
 
@@ -186,7 +187,7 @@ def malformed_before(random: Random, message: pb.ModelInferRequest) -> bytes:
             first.parameters[key].uint64_param = 7
         elif key not in OURS:
             first.parameters[key].CopyFrom(pb.InferParameter())
-    return first.SerializeToString()
+    return first.SerializeToString(deterministic=True)
 
 
 def agree(data: bytes) -> None:
@@ -214,7 +215,9 @@ def singly(message: pb.ModelInferRequest) -> bytes:
     numbers = [b"\x39" + struct.pack("<d", each) for each in message.inputs[0].contents.fp64_contents]
     half = len(numbers) // 2
     parts = b"".join(delimited(5, b"".join(part)) for part in (numbers[:half], numbers[half:]))
-    return rest.SerializeToString() + delimited(5, given.SerializeToString() + parts)
+    return rest.SerializeToString(deterministic=True) + delimited(
+        5, given.SerializeToString(deterministic=True) + parts
+    )
 
 
 def delimited(field: int, content: bytes) -> bytes:
@@ -230,7 +233,7 @@ def said_of(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Value]:
     """Parameters by name, but for those that the server itself reads."""
     return {
         key: getattr(value, value.WhichOneof("parameter_choice"))
-        for key, value in parameters.items()
+        for key, value in sorted(parameters.items(), key=itemgetter(0))
         if key not in OURS and not key.startswith("triton_enable")
     }
 
@@ -248,11 +251,11 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
     misplaced = Random(f"{call.number} misplaced")
     if misplaced.random() < 0.3 and call.region is None:
         told = misplace(misplaced, call, message)
-        return message.SerializeToString(), told
+        return message.SerializeToString(deterministic=True), told
     if beside is not None and random.random() < 0.5:
         told = beside.spoil(random, call.kind.name, 0 if call.kind.flat else call.kind.rows, message)
         if told:
-            return message.SerializeToString(), told
+            return message.SerializeToString(deterministic=True), told
     if what == "cut" and not is_raw:
         what = "none"  # what lies behind the inputs need not be there
     if beside is not None and (what == "none" or (what == "contents" and call.given and not beside.field)):
@@ -315,7 +318,7 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
         text = (
             f"unexpected explicit tensor data for input tensor 'x' for {model}, expected {_other(random, call, given)}"
         )
-    data = message.SerializeToString()
+    data = message.SerializeToString(deterministic=True)
     if what == "cut":
         data = data[: random.randint(1, len(data) - 1)]
         if _is_message(data):  # cut between two fields: what the rest lacks is one of several things

@@ -17,6 +17,7 @@ import json
 import logging
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -252,7 +253,7 @@ def _decode(key: str, value: bytes) -> Decoded:
     ]
     parameters = [
         (name, _KINDS[kind], getattr(value, kind))
-        for name, value in message.parameters.items()
+        for name, value in sorted(message.parameters.items(), key=itemgetter(0))  # a map has an order by chance
         if (kind := value.WhichOneof("parameter_choice")) is not None
     ]
     return outputs, parameters
