@@ -632,6 +632,8 @@ def audit_memos(entrance) -> str:
         size += memo.size
         if not memo.answered or memo.count or memo.size > coalescer.largest:
             return f"an answer of {memo.size} bytes is kept, and {memo.count} requests wait for it"
+        if memo.size < _tensor_bytes(memo.work):
+            return f"an answer of {_tensor_bytes(memo.work)} bytes is kept, and {memo.size} are counted"
         if problem := _audit_kept(memo.work):
             return problem
         memo = memo.next
@@ -648,6 +650,14 @@ def audit_memos(entrance) -> str:
     if count != coalescer.count or entries:
         return f"{coalescer.count} keys are counted, and {count} are there; {entries} answers have none"
     return ""
+
+
+cdef size_t _tensor_bytes(const Request *work):
+    cdef size_t size = sizeof(Request)
+    cdef uint32_t i
+    for i in range(work.signature.output_count):
+        size += work.response.outputs[i].size if work.response.outputs[i].block != NULL else 0
+    return size
 
 
 cdef str _audit_kept(const Request *work):
