@@ -688,7 +688,32 @@ cdef str _audit_waiting(const Memo *memo):
         request = request.next
     if count != memo.count or memo.late > count:
         return f"{memo.count} requests, {memo.late} of them late, are said to wait for an answer, and {count} do"
+    is_settled = not (memo.answered or memo.asking or memo.taken or memo.stale or memo.delivering)
+    if is_settled and memo.count and memo.work.state == REQUEST_QUEUED:
+        return _audit_terms(memo)
     return ""
+
+
+cdef str _audit_terms(const Memo *memo):
+    # what is queued for several has the latest deadline and the first level of theirs
+    cdef const Request *request = memo.waiting.first
+    cdef const Lane *lane = <const Lane *>memo.work.lane
+    deadlines = []
+    places = []
+    while request != NULL:
+        deadlines.append(request.terms.deadline_ns)
+        places.append(_level_on(lane, request.terms.priority))
+        request = request.next
+    latest = max(deadlines) if all(deadlines) else 0
+    if memo.work.terms.deadline_ns != latest:
+        return f"requests with deadlines at {deadlines} share one with a deadline at {memo.work.terms.deadline_ns}"
+    if lane.level_count and _level_on(lane, memo.work.terms.priority) != min(places):
+        return f"requests of levels {places} share one of priority {memo.work.terms.priority}"
+    return ""
+
+
+cdef uint64_t _level_on(const Lane *lane, uint64_t priority):
+    return priority if 1 <= priority <= lane.level_count else lane.default_level
 
 
 # ---------------------------------------------------------------------------------------------------------------------
