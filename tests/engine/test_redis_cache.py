@@ -177,6 +177,27 @@ async def test_who_asks_the_same_meanwhile_shares_the_lookup(tmp_path):
         assert server.counts("followers", "hits", "misses") == (4, 0, 5)
 
 
+async def test_requests_with_other_parameters_are_looked_up_apart(tmp_path):
+    """Each type of value is a part of the key."""
+    values = ({"string_param": "a"}, {"string_param": "b"}, {"double_param": 0.5}, {"double_param": 0.25})
+    values += ({"int64_param": 1}, {"bool_param": True})
+    async with (
+        Puppet().serving(tmp_path / "s") as puppet,
+        Server(tmp_path / "a", cache_at(tmp_path / "s")) as server,
+    ):
+        pending = []
+        for value in values:
+            message = request(x=row(1))
+            message.parameters["note"].CopyFrom(pb.InferParameter(**value))
+            pending.append(Pending(server.engine, message))
+            await puppet.asked.acquire()
+            puppet.release()
+            await pending[-1].answer()
+        keys = [command[1] for command in puppet.commands if command[0].upper() == b"GET"]
+        assert len(set(keys)) == len(keys) == len(values)
+        assert server.model.requests == len(values)
+
+
 async def test_a_hit_answers_all_who_wait(tmp_path):
     answer = pb.ModelInferResponse(raw_output_contents=[row(7).tobytes()])
     answer.outputs.add(name="y", datatype="INT64", shape=[1, 1])

@@ -151,7 +151,7 @@ def selected_tests(root: Path, file: str) -> list[str]:
     module = module_of(file, root).removeprefix("inferd.")
     package = package_of(file)
     of_module = re.compile(rf"\b{re.escape(module)}\b")
-    of_package = re.compile(rf"\b{re.escape(package.replace('/', '.'))}\.\w+")
+    of_package = re.compile(rf"\b{re.escape(package.replace('/', '.'))}(\.\w+| import )")
     tests = root / "tests"
     table = {path for pattern in TESTS.get(package, ()) for path in tests.glob(f"{pattern}.py")}
     ranked = []

@@ -400,6 +400,7 @@ def test_the_nearest_tests_come_first():
     assert tests.index("tests/native/test_queue.py") < tests.index("tests/engine/test_batches.py")
     assert not any(test.startswith(("tests/simulation", "tests/mutants")) for test in tests)
     assert all(selected_tests(ROOT, files[0]) for files in sources(ROOT).values())
+    assert "tests/native/test_cuda_driver.py" in selected_tests(ROOT, "_native/cuda/driver.pyx")
 
 
 MARKED = """\

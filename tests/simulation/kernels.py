@@ -144,15 +144,23 @@ class ForeignTensor:
         shape: of INT64, unless it has other bits.
         kind: of device.
         bits: of an element.
+        lanes: numbers in it.
     """
 
     def __init__(
-        self, owner: object, address: int, ordinal: int, shape: tuple[int, ...], kind: int = CUDA_DEVICE, bits: int = 64
+        self,
+        owner: object,
+        address: int,
+        ordinal: int,
+        shape: tuple[int, ...],
+        kind: int = CUDA_DEVICE,
+        bits: int = 64,
+        lanes: int = 1,
     ) -> None:
         self._owner = owner
         self._dims = (ctypes.c_int64 * len(shape))(*shape)
         self._layout = _Layout(
-            address - IN_FRONT, kind, ordinal, len(shape), INTEGER, bits, 1, ctypes.addressof(self._dims), None
+            address - IN_FRONT, kind, ordinal, len(shape), INTEGER, bits, lanes, ctypes.addressof(self._dims), None
         )
         self._layout.offset = IN_FRONT
 
@@ -265,8 +273,8 @@ class KernelInstance(GpuInstance):
             self._refuse(lambda: old.rows, "this batch has been submitted")
         ordinal = self._gpu.ordinal
 
-        def foreign(kind: int = CUDA_DEVICE, device: int = ordinal, bits: int = 64) -> ForeignTensor:
-            return ForeignTensor(x, x.pointer, device, x.shape, kind, bits)
+        def foreign(kind: int = CUDA_DEVICE, device: int = ordinal, bits: int = 64, lanes: int = 1) -> ForeignTensor:
+            return ForeignTensor(x, x.pointer, device, x.shape, kind, bits, lanes)
 
         elsewhere = f"output 'y' must be on CUDA device {ordinal}"
         deeds: list[tuple[Callable[[], object], str]] = [
@@ -281,6 +289,7 @@ class KernelInstance(GpuInstance):
             (lambda: batch.set_output("y", foreign(kind=1)), elsewhere),
             (lambda: batch.set_output("y", foreign(device=ordinal + 1)), elsewhere),
             (lambda: batch.set_output("y", foreign(bits=32)), "output 'y' must be INT64, got a tensor of another type"),
+            (lambda: batch.set_output("y", foreign(lanes=2)), "output 'y' must be INT64, got a tensor of another type"),
             (type(batch), "GpuBatch cannot be created from Python"),
         ]
         if batch.capturing:
