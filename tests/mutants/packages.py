@@ -17,8 +17,10 @@ TESTS = {
     "_native/caching": (
         "engine/test_cache",
         "engine/test_coalescing",
+        "engine/test_redis_cache",
         "engine/test_ensembles",
         "conformance/test_response_cache",
+        "observe/test_traces",
     ),
     "_native/cuda": ("engine/test_cuda_*", "engine/test_gpu*", "backends/test_placed"),
     "_native/ensembles": ("engine/test_*ensemble*", "conformance/test_ensembles", "engine/test_linear"),

@@ -314,7 +314,8 @@ class KernelInstance(GpuInstance):
             if text not in str(error):
                 self._complain(f"is told '{error}', and not '{text}'")
         except MemoryError:
-            pass
+            if "impossible" in text:  # which is seen before any memory is taken
+                self._complain(f"is told that there is no memory, and not '{text}'")
         else:
             self._complain(f"is not told that {text}")
 
