@@ -163,7 +163,7 @@ class NativeContext:
         Raises:
             CallOverError: the call is over.
         """
-        await self.answer(message)
+        await self._send(message)
         while not self._call.writable:
             await self._changed()
 
@@ -174,6 +174,9 @@ class NativeContext:
         Raises:
             CallOverError: the call is over.
         """
+        await self._send(message)
+
+    async def _send(self, message: Any) -> None:
         encoded = self._serialize(message) if self._serialize else message
         await self.send_initial_metadata(())
         self._call.send_message(encoded, self._compress_next)

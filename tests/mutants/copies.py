@@ -38,7 +38,7 @@ LEVELS = f'{{"models": ["levels"], "clients": 2, "calls": 30, "cancels": false, 
 ENDS = f'{{"models": ["mourned", "tied"], "clients": 3, "calls": 60, {FEW}}}'  # models that hear how sequences end
 USUAL = ("--no-shrink", "--most", "60")
 EACH_TAKE = (("--takes", "--first", "4", "--scale", LEVELS), ("--takes", "--first", "5", "--scale", ENDS))
-# One of the first 76 mutants that simulations found was found by them, and all takes need two minutes.
+# Of the first 76 mutants that simulations found, the takes found one, and all of them need two minutes.
 SOME_TAKES = tuple(("--takes", "4", *arguments[1:]) for arguments in EACH_TAKE)
 
 

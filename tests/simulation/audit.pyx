@@ -70,11 +70,11 @@ def objects_wait() -> bool:
 
 
 cdef class Gauge:
-    """What tells how full a lane is: requests on each priority level of a queue, requests in an ensemble, requests of
-    sequences and sequences that wait for a slot.
+    """The limits of a lane. A queue limits the requests on each priority level, an ensemble the requests in it, and a
+    lane with sequences its requests and the sequences that wait for a slot.
 
     Args:
-        owner: of the lane; told with what is full or wrong.
+        owner: of the lane; the functions below name it.
         limits: of requests on each level, the first being 1; 0: none.
         backlog: of sequences that wait for a slot; 0: none.
     """
@@ -186,7 +186,7 @@ def shares(LaneHandle handle) -> list[tuple[int, int]]:
 
 
 def audit(gauges: list[Gauge], now: int, grain: int, at_rest: bool) -> tuple[object, str] | None:
-    """What is wrong with one of these lanes now, and its owner; None: nothing.
+    """Check lanes, and return the owner of the first one that breaks a rule, and how; None: all keep the rules.
 
     Args:
         now: in nanoseconds.
@@ -695,7 +695,7 @@ cdef str _audit_waiting(const Memo *memo):
 
 
 cdef str _audit_terms(const Memo *memo):
-    # what is queued for several has the latest deadline and the first level of theirs
+    # Requests that share work give it the latest of their deadlines and the first of their levels.
     cdef const Request *request = memo.waiting.first
     cdef const Lane *lane = <const Lane *>memo.work.lane
     deadlines = []

@@ -16,7 +16,7 @@ from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.wire import Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.clients import Call
+    from tests.simulation.clients import Call, Client
     from tests.simulation.crowd import Refused
     from tests.simulation.kind import Kind
     from tests.simulation.models import Version
@@ -151,14 +151,13 @@ class Bounds:
                 raise Violation(f"{call}: its time in the queue is over, and it has not heard that")
 
     def _hears(self, call: Call) -> bool:
-        """Whether nothing is on its way to or from the client of a call, which has always read what there was."""
-        client = call.client
-        return not (client.reading or client.pipe.busy) and client.end.flows(call.opened_ns)
+        """Whether the client of a call has read all that the server has said since, and nothing is on its way."""
+        return is_silent(call.client) and call.client.end.flows(call.opened_ns)
 
     def _only_waits(self, call: Call) -> bool:
         """Whether nothing is on its way to or from the client of a call, and no model of it executes anything."""
-        simulation, client = self.simulation, call.client
-        if client.reading or client.pipe.busy:
+        simulation = self.simulation
+        if not is_silent(call.client):
             return False
         waits = False
         for name in STEPS[call.kind.name]:
@@ -283,6 +282,11 @@ class Bounds:
         if self.simulation.demand.on and kind.sequence is None:  # a request is in no queue before its model is there
             begun = self.simulation.oracle.there_ns(kind.name, begun)
         return not yields and told_us == timeout_us and now >= begun + told_us * 1000
+
+
+def is_silent(client: Client) -> bool:
+    """Whether nothing is on its way to or from a client."""
+    return not (client.reading or client.pipe.busy)
 
 
 def goes_at_once(kind: Kind) -> bool:

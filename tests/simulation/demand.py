@@ -28,7 +28,7 @@ class Demand:
         self._simulation = simulation
         scale = simulation.scale
         self.on = simulation.has("demand", SHARE, when=scale.demand and scale.operator)
-        self._seen = 0  # changes of what is there
+        self._checked = 0  # `Shop.changes` when the budget was checked last
 
     def may_refuse(self, names: set[str], since_ns: int, text: str) -> bool:
         """Whether a request that has begun then may be refused so, since one of these models could not be loaded."""
@@ -64,9 +64,9 @@ class Demand:
             Violation: it is not, and that is not because of what stays.
         """
         simulation = self._simulation
-        if simulation.shop.changes == self._seen:
+        if simulation.shop.changes == self._checked:
             return
-        self._seen = simulation.shop.changes
+        self._checked = simulation.shop.changes
         budget = simulation.operator.control.budget if self.on else None
         if budget is None or (taken := _bytes(simulation.versions)) <= budget or self.lacks_room(()):
             return

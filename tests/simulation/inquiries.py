@@ -11,6 +11,7 @@ from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.kind import SCALE, Kind
 from tests.simulation.kinds import KINDS, STEPS
 from tests.simulation.wire import Violation
+from tests.simulation.wording import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +102,7 @@ class Inquiry:
         datatype = self._kind.datatype if self._kind else INT64
         message.inputs.add(name="x", datatype=datatype, shape=self._x.shape)
         message.raw_input_contents.append(self._kind.encoded(self._x) if self._kind else self._x.tobytes())
-        data = message.SerializeToString(deterministic=True)
+        data = encoded(message)
         return p.BLS_HEAD.pack(self.parent.wire if self.parent else 0, self._timeout_us, len(data), 0) + data
 
     def _say(self, kind: int, record: bytes = b"", *, flags: int = 0, offset: int = 0) -> None:

@@ -46,7 +46,7 @@ WAYS = ("copy", "kernel", "shaped later", "own memory", "own input", "in place",
 UNCAPTURED = ("shaped later",)
 FAILS = 0.1  # of batches, of a version whose batches fail
 OFTEN = 0.2  # of batches something wrong is done with
-DEEDS = 4  # so much
+DEEDS = 4  # that a model does wrong with such a batch
 CLUMSY = 0.1  # of batches, of a model that answers wrongly
 
 
@@ -454,9 +454,9 @@ class KernelInstance(GpuInstance):
             stream.copy_on_device(batch.output("y", x.shape).pointer, x.pointer, x.size)
 
     def _wait_aside(self) -> None:
-        """Wait for the stream that the server does not know: where it fails it waits for its own."""
+        """Wait for the model's own stream: when a batch fails, the server waits for its own streams alone."""
         assert self._side is not None
-        for _ in range(2):  # the first may be refused
+        for _ in range(2):  # a planted fault refuses one call
             with suppress(CudaError):
                 self._side.synchronize()
 

@@ -214,7 +214,8 @@ class Front:
 
     def __init__(self, random: Random, limits: Limits | None = None) -> None:
         self.random = random
-        is_free = self.is_prompt = limits is not None  # no quotas, no pool, and clients hear at once what comes
+        is_free = limits is not None  # the world has neither quotas nor a pool
+        self.is_prompt = is_free  # each client hears at once what the server sends
         limits = limits or Limits(
             max_message=random.choice((None, None, 10_000)),
             max_inflated=random.choice((None, None, 30_000)),

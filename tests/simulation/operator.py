@@ -221,7 +221,7 @@ class Shop:
         versions: those that requests find, by model.
         ending: those that finish what they have accepted.
         gauges: of all versions that have not ended.
-        bounded: of those whose queues may be full, and that requests may come to, departing ones included.
+        bounded: of those that limit their queues and do not end yet.
         changes: how often `versions` has changed.
         problem: what the server has done wrong, empty for nothing.
     """

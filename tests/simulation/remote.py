@@ -15,6 +15,7 @@ import inferd.server.engine.caching.redis_store as redis_store
 from inferd.server.caching import LocalCache, RedisCache
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests.simulation.wire import Violation
+from tests.simulation.wording import encoded
 
 if TYPE_CHECKING:
     from inferd.server.caching import CacheConfig
@@ -135,7 +136,7 @@ class Remote:
             output.shape.extend([1] * 40)
         else:
             message.raw_output_contents.append(b"more")
-        return redis_store._encode(key, message.SerializeToString(deterministic=True))
+        return redis_store._encode(key, encoded(message))
 
 
 def noted(key: str, value: bytes) -> bytes:
@@ -144,7 +145,7 @@ def noted(key: str, value: bytes) -> bytes:
     for name, note in NOTES.items():
         field = "uint64_param" if note == 1 << 63 else FIELDS[type(note)]
         setattr(message.parameters[name], field, note)
-    return redis_store._encode(key, message.SerializeToString(deterministic=True))
+    return redis_store._encode(key, encoded(message))
 
 
 def forget_remote() -> None:

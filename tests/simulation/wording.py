@@ -7,7 +7,7 @@ from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from inferd_client.pb import grpc_service_pb2 as pb
 from tests.native.official import check
@@ -165,7 +165,7 @@ def noted(random: Random) -> pb.ModelInferRequest:
 
 def serialized(random: Random, message: pb.ModelInferRequest) -> bytes:
     """The bytes of the message, perhaps with a field that comes from a later version of the protocol."""
-    data = message.SerializeToString(deterministic=True)
+    data = encoded(message)
     if len(message.inputs) == 1 and message.inputs[0].contents.fp64_contents and random.random() < 0.5:
         data = singly(message)
     if message.parameters and random.random() < 0.2:
@@ -173,7 +173,7 @@ def serialized(random: Random, message: pb.ModelInferRequest) -> bytes:
     if "note" in message.parameters and random.random() < 0.3:  # the one that comes last counts
         again = pb.ModelInferRequest()
         again.parameters["note"].string_param = message.parameters["note"].string_param = "again"
-        data += again.SerializeToString(deterministic=True)
+        data += encoded(again)
     return data + random.choice((UNKNOWN_FIELD, nested(DEEPEST))) if random.random() < 0.1 else data
 
 
@@ -187,7 +187,7 @@ def malformed_before(random: Random, message: pb.ModelInferRequest) -> bytes:
             first.parameters[key].uint64_param = 7
         elif key not in OURS:
             first.parameters[key].CopyFrom(pb.InferParameter())
-    return first.SerializeToString(deterministic=True)
+    return encoded(first)
 
 
 def agree(data: bytes) -> None:
@@ -215,9 +215,12 @@ def singly(message: pb.ModelInferRequest) -> bytes:
     numbers = [b"\x39" + struct.pack("<d", each) for each in message.inputs[0].contents.fp64_contents]
     half = len(numbers) // 2
     parts = b"".join(delimited(5, b"".join(part)) for part in (numbers[:half], numbers[half:]))
-    return rest.SerializeToString(deterministic=True) + delimited(
-        5, given.SerializeToString(deterministic=True) + parts
-    )
+    return encoded(rest) + delimited(5, encoded(given) + parts)
+
+
+def encoded(message: Message) -> bytes:
+    """The bytes of a message, which are the same in each run: else a map has its keys in an order by chance."""
+    return message.SerializeToString(deterministic=True)
 
 
 def delimited(field: int, content: bytes) -> bytes:
@@ -251,11 +254,11 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
     misplaced = Random(f"{call.number} misplaced")
     if misplaced.random() < 0.3 and call.region is None:
         told = misplace(misplaced, call, message)
-        return message.SerializeToString(deterministic=True), told
+        return encoded(message), told
     if beside is not None and random.random() < 0.5:
         told = beside.spoil(random, call.kind.name, 0 if call.kind.flat else call.kind.rows, message)
         if told:
-            return message.SerializeToString(deterministic=True), told
+            return encoded(message), told
     if what == "cut" and not is_raw:
         what = "none"  # what lies behind the inputs need not be there
     if beside is not None and (what == "none" or (what == "contents" and call.given and not beside.field)):
@@ -318,7 +321,7 @@ def spoil(random: Random, call: Call, message: pb.ModelInferRequest) -> tuple[by
         text = (
             f"unexpected explicit tensor data for input tensor 'x' for {model}, expected {_other(random, call, given)}"
         )
-    data = message.SerializeToString(deterministic=True)
+    data = encoded(message)
     if what == "cut":
         data = data[: random.randint(1, len(data) - 1)]
         if _is_message(data):  # cut between two fields: what the rest lacks is one of several things
